@@ -11,9 +11,8 @@ Networks with one hidden layer, n -> n (structured, no bias) -> ReLU -> classes,
 On the first two, LDR-TD of rank 1, LDR-SD of rank 3 and low rank 4 have the same number of parameters in the
 hidden layer, 8n, as does a dense layer of 8 hidden units ("fewer units"); the dense n x n layer stands beside
 them. A line of JSON a run (--out): accuracy by epoch, seconds, and for LDR-TD what `operator_report` says of
-A and C before training and after each epoch, with the spectral radius after the last. The tables of all runs
-are in docs/tridiagonal.md (`scripts/fill_pages.py`). CIFAR-10 is looked for in $TORCHLDR_DATA;
-without it `warped` and `cifar10_grey` are left out.
+A and C before training and after each epoch, with the spectral radius after the last. CIFAR-10 is looked for
+in $TORCHLDR_DATA; without it `warped` and `cifar10_grey` are left out.
 """
 
 from __future__ import annotations

@@ -47,12 +47,13 @@ def main() -> None:
     def structured(name: str, rank: int | None = None) -> StructuredLinear:
         return StructuredLinear(FEATURES, FEATURES, bias=False, structure=name, rank=rank)
 
+    ours = structured("ldr_sd", 1)
     layers = {
         "dense": nn.Linear(FEATURES, FEATURES, bias=False),
         "low_rank, rank 2": structured("low_rank", 2),
         "circulant": structured("circulant"),
         "toeplitz_like, rank 2": structured("toeplitz_like", 2),
-        "ldr_sd, rank 1": structured("ldr_sd", 1),
+        "ldr_sd, rank 1": ours,
     }
     print(f"{EXAMPLES} examples for {hidden.numel():,} entries")
     print(f"{'layer':22} {'parameters':>10} {'error on new inputs':>20}")
@@ -64,7 +65,7 @@ def main() -> None:
 
     # The operators have one weight for each step along the signal. Their products up to a place are the gain
     # there, which no example shows.
-    learned = layers["ldr_sd, rank 1"].matrix()
+    learned = ours.matrix()
     assert isinstance(learned, LDRSubdiagonal)
     found = learned.subdiagonal_A.detach().cumprod(0)
     both = torch.stack([found.abs().log(), (gain[1:] / gain[0]).log()])

@@ -3,8 +3,7 @@
     python scripts/fill_pages.py [--root FOLDER] [--check]
 
 Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` in README.md and docs is replaced by
-the table of that name: one of `page_tables.benchmarks` or `page_tables.forecast`, "compression" (`of` says
-which), or one of the paper.
+the table of that name: one of `page_tables.benchmarks` or `page_tables.forecast`, or one of the paper.
 --check changes nothing, and exits with 1 where a page differs from its results. --root: another checkout.
 """
 
@@ -15,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from page_tables import benchmarks, compression, forecast, ledger
+from page_tables import benchmarks, forecast, ledger
 from page_tables.marked import filled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +26,6 @@ def table(name: str, keys: Mapping[str, str], root: Path) -> str:
         return f"\n{benchmarks.table(name, root / 'results' / 'bench')}\n"
     if name in forecast.TABLES:
         return forecast.table(name, keys, root / "results" / "forecast")
-    if name == "compression":
-        return compression.table(keys["of"], root / "results")
     return ledger.table(name, keys)
 
 

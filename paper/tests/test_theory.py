@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import ceil, comb, e, log, log2
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,17 +271,3 @@ def test_the_command(capsys: pytest.CaptureFixture[str]):
         with pytest.raises(SystemExit) as exit:
             cli.main(["theory", *wrong])
         assert exit.value.code == 2
-
-
-def test_the_table_of_the_documentation_is_what_is_computed():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "theory.md").read_text()
-    lines = [
-        line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| shl ", "| cnn "))
-    ]
-    computed = {(r["model"], r["structure"], r["rank"]): r for r in rows() if r["hidden"] == 784}
-    assert len(lines) > 12
-    for model, structure, rank, *numbers in lines:
-        name = GENERIC if structure.startswith(GENERIC) else structure.strip("`")
-        row = computed[model, name, None if rank == "-" else int(rank)]
-        keys = ("paper_parameters", "parameters", "degree", "vc_bound")
-        assert numbers == [*(f"{row[k]:,}" for k in keys), f"{row['of_dense']:.3g}", f"{row['samples']:,}"]

@@ -1,4 +1,4 @@
-"""Tables from benchmarks: results/bench/*.json and results/tridiagonal_learning.jsonl."""
+"""Tables from benchmarks: results/bench/*.json."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from torchldr_paper.tables.markdown import markdown
-
-from .learning import learned
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -21,18 +19,6 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _listed(
-    section: str, columns: Mapping[str, str], where: Callable[[Row], bool] = bool
-) -> Callable[[Results], str]:
-    """Rows of a section as they are: columns by the names of their headings."""
-
-    def table(results: Results) -> str:
-        rows = [r for r in results[section] if where(r)]
-        return markdown(list(columns.values()), [[_text(r.get(key)) for key in columns] for r in rows])
-
-    return table
 
 
 def _crossed(
@@ -116,26 +102,16 @@ def _short(ratio: float) -> str:
 
 
 def _exported(n: int) -> Callable[[Results], str]:
-    """ONNX files of layers of this size, a line for each class: size, speed against dense, time to load."""
+    """ONNX files of layers of this size in mode fft, a line for each class: size, and speed against dense."""
 
     def table(results: Results) -> str:
-        grouped: dict[tuple[str, int | None], dict[str, Row]] = {}
-        for row in results["rows"]:
-            if row["n"] == n:
-                grouped.setdefault((row["structure"], row["rank"]), {})[row["file"]] = row
-        known = [
-            f for f in ("fft", "matmul", "load", "dense") if any(f in files for files in grouped.values())
+        rows = [row for row in results["rows"] if row["n"] == n and row["file"] == "fft"]
+        body = [
+            [f"`{row['structure']}`", _text(row["rank"]), number(row["bytes"] / 1e3)]
+            + [number(row[f"faster_batch_{batch}"]) for batch in (1, 32)]
+            for row in rows
         ]
-        faster = [(file, batch) for batch in (1, 32) for file in known[:-1]]
-        loads = ["load"] if "load" in known else []
-        header = ["class", "rank", *(f"{file} KB" for file in known)]
-        header += [*(f"{file} x{batch}" for file, batch in faster), *(f"{file} ms" for file in loads)]
-        body = []
-        for (name, rank), files in grouped.items():
-            line = [f"`{name}`", _text(rank), *(number(files[file]["bytes"] / 1e3) for file in known)]
-            line += [number(files[file][f"faster_batch_{batch}"]) for file, batch in faster]
-            body.append(line + [number(files[file]["load_ms"]) for file in loads])
-        return markdown(header, body)
+        return markdown(["class", "rank", "KB", "x1", "x32"], body)
 
     return table
 
@@ -189,7 +165,7 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-# By name: files (JSON under results/bench, or JSON lines under results), and what is made of their sections.
+# By name: files under results/bench, and what is made of their sections.
 # Of several files, each is a section by its name.
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "speed": ("gain_cpu gpu_compiled", _first_page),
@@ -198,15 +174,10 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
         "rows", {"structure": "layer", "rank": "rank", "features": "features", "rows": "rows"},
         lambda row: row["mode"], str, lambda row: f"{row['ratio']:.2f}",
         where=lambda row: row["what"] == "training")),
-    "td_range": ("tridiagonal_range", _listed("rows", {
-        "n": "n", "kind": "entries", "corners": "corners", "seeds": "operators", "within": "within float32",
-        "least": "log10 of the largest entry, from", "largest": "to",
-        "least_error": "error in float32, from", "largest_error": "to"})),
     "export_1024": ("export", _exported(1024)),
     "instructions": ("microcontroller", _instructions),
     "integer": ("integer", _integer),
     "integer_peers": ("integer_peers", _integer_peers),
-    "td_learning": ("tridiagonal_learning", lambda results: learned(results["rows"])),
 }  # fmt: skip
 
 
@@ -244,9 +215,6 @@ def _where(machine: Any, file: str) -> str:
 
 
 def _content(file: str, folder: Path) -> dict[str, Any] | None:
-    """A benchmark's machine and rows: one object in the folder, or a line a run in the folder above."""
-    path, lines = folder / f"{file}.json", folder.parent / f"{file}.jsonl"
-    if path.exists():
-        return dict(json.loads(path.read_text()))
-    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    return {"machine": rows[0]["machine"], "rows": rows} if rows else None
+    """A benchmark's machine and rows."""
+    path = folder / f"{file}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else None

@@ -151,7 +151,7 @@ def test_nothing_is_overwritten_without_force(run, file, tmp_path, monkeypatch):
     code, _, err = run("compress", file, "-o", foreign, "--budget", 0.3, "--force", *LOW)
     assert (code, err) == (
         1,
-        f"torchldr: {foreign} exists and is no compressed model: it will not be replaced.\n",
+        f"torchldr: {foreign} exists and is not a compressed model: it will not be replaced.\n",
     )
     assert listing(foreign) == ["thesis.txt"]
     dense = tmp_path / "dense.safetensors"

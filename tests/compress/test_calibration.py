@@ -274,7 +274,7 @@ def test_time_is_kept_by_looking_at_less(monkeypatch):
     assert len(list(batches)) == 7  # another was held out
     assert report.parameters_after <= 0.4 * report.parameters_before
     assert {layer.structure for layer in report.layers} <= {"low_rank", "dense"}
-    assert any("candidates were not looked at" in note for note in report.notes)
+    assert any("candidates were skipped" in note for note in report.notes)
     model = nn.Sequential(nn.Linear(32, 32))
     quick = torchldr.from_dense(model[0].weight.detach(), "toeplitz_like", 2, effort=0.1).residual
     plan = torchldr.compress_(model, torchldr.Structure("toeplitz_like", rank=2), time_limit=1e-6)
@@ -286,7 +286,7 @@ def test_outputs_are_compared_on_a_batch_that_was_not_fitted(monkeypatch):
     loader = [spread(60) for _ in range(6)]
     whole = torchldr.compress_(network(), LOW, loader=loader)
     few = torchldr.compress_(network(), LOW, loader=loader[:3])
-    assert "less than 4 batches" in few.notes[0]
+    assert "fewer than 4 batches" in few.notes[0]
     assert "On batches held out" in str(whole)
     assert "On your batches" in str(few)
     monkeypatch.setattr(Session, "past", lambda self, share: True)

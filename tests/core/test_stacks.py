@@ -144,7 +144,7 @@ def test_products_of_a_stack_in_words():
 
 def test_a_stack_holds_a_matrix():
     M, _ = stack_of(torchldr.ToeplitzLike, 3)
-    with pytest.raises(IndexError, match="no matrix of the stack"):
+    with pytest.raises(IndexError, match="selects no matrix of the stack"):
         M[3:]
     with pytest.raises(ValueError, match="must hold a matrix"):
         torchldr.ToeplitzLike(4, 4, G=torch.ones(0, 1, 4), H=torch.ones(0, 1, 4))

@@ -23,7 +23,7 @@ Grid = tuple[tuple[LinearMap, ...], ...]
 
 
 class Block(LinearMap):
-    """A grid of linear maps as one; its products are one product with each. Made by `block`."""
+    """A grid of linear maps as one map: a product takes one product with each. Made by `block`."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -63,9 +63,9 @@ class Block(LinearMap):
 def block(grid: Sequence[Sequence[LinearMap | Tensor]]) -> Block:
     """The matrix made of these blocks, which are linear maps or matrices.
 
-    Where every block has low displacement rank, and blocks in a row share their left operator, in a column
-    their right one, the displacement of the whole by the block-diagonal operators has the sum of their ranks:
-    r k l for a k x l grid of rank r. Operators that do not match add the rank of their difference.
+    If every block has low displacement rank, the blocks of a row share their left operator, and those of a
+    column share their right one, then the displacement by the block-diagonal operators has the sum of their
+    ranks: r k l for a k x l grid of rank r. Operators that differ add the rank of their difference.
     Toeplitz-like blocks make a Toeplitz-like matrix of rank at most r k l + 2k + 2l:
     `recompress(structure="toeplitz_like")`.
 
@@ -108,7 +108,7 @@ def _map(M: LinearMap | Tensor) -> LinearMap:
 
 @rule("displacement_structure", Block)
 def _(M: Block) -> DisplacementStructure | None:
-    """By the block-diagonal sums of the operators that lead each row and column."""
+    """The displacement by the first operators of each row and column, as block diagonals."""
     known = [[(N, N.displacement_structure()) for N in row] for row in M.grid]
     form: Form = next((d.form for N, d in chain(*known) if d is not None and _leads(N)), "stein")
     left = [_leading(line, form) for line in known]
@@ -136,7 +136,7 @@ def _(M: Block) -> DisplacementStructure | None:
 
 
 def _leads(M: LinearMap) -> bool:
-    """Whether a block's operators are its own: a matrix of low rank takes those of others, by a rule."""
+    """Whether a block has operators of its own. A low-rank matrix has not: a rule gives it any others."""
     return rules.of_class("displaced", type(M)) is None
 
 

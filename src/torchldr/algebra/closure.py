@@ -9,13 +9,13 @@ With M - A M B = R and N - A' N B' = S (Stein's form), or A M - M B = R and A' N
     inverse   by (B, A)     B M^-1 R B^-1 M^-1                           r
                             -M^-1 R M^-1
 
-Operators that match are ones whose difference is 0: in Stein's form those of a product match where B is the
-inverse of A', as the transpose of a shift Z_1 is that of the shift. What is known by A and B is known by
-their inverses too, and in the other form by the inverse of one: the way of the smallest rank is taken.
+Operators match if their difference is 0. In Stein's form those of a product match if B is the inverse of A',
+as the transpose of the shift Z_1 is. A displacement by A and B also gives one by their inverses, and in the
+other form one by the inverse of either. The rules use the combination with the smallest rank.
 
-Each term is a product of generators and a few more vectors with M, N and the operators, so nothing here
-holds a dense matrix. A difference that is not low-rank makes a claim worthless: one is made only while its
-generators hold no more numbers than the matrix, (m + n) rank <= m n, or where operators match.
+Each term is a product of generators and a few other vectors with M, N and the operators, so there is no dense
+matrix. A claim of a large rank is useless: one is made only if operators match, or if the generators hold no
+more numbers than the matrix, (m + n) rank <= m n.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _OVERSAMPLE = 4  # vectors beyond the rank in a sketch, so that the best of them
 
 
 def worthwhile(rank: int, extra: int, m: int, n: int) -> bool:
-    """Whether to claim this rank, of which `extra` comes from operators that do not match."""
+    """Whether to claim this rank; `extra` is the part from operators that do not match."""
     return extra == 0 or (m + n) * rank <= m * n
 
 
 def displaced(
     M: LinearMap, A: Operator, B: Operator, form: Form, own: DisplacementStructure | None = None
 ) -> DisplacementStructure | None:
-    """The displacement of M by other operators than its own, where the rules give one.
+    """The displacement of M by other operators than its own, or None if the rules give none.
 
-    `own` is what M knows of itself, for callers that have asked it.
+    `own` is the displacement structure of M, if the caller already has it.
     """
     own = M.displacement_structure() if own is None else own
     return rules.first("displaced", M, own=own, A=A, B=B, form=form)
@@ -66,14 +66,14 @@ def _(
 
 
 def _ways(own: DisplacementStructure | None, form: Form) -> list[DisplacementStructure]:
-    """What is known of a matrix in this form, by its operators and by their inverses."""
+    """The known displacements of a matrix in this form, by its operators and by their inverses."""
     same_form = None if own is None else own.in_form(form)
     inverted = None if same_form is None else same_form.inverted()
     return [d for d in (same_form, inverted) if d is not None]
 
 
 def changed(own: DisplacementStructure, M: LinearMap, A: Operator, B: Operator) -> DisplacementStructure:
-    """The displacement of M by A and B from that by its own operators, of the same sizes."""
+    """The displacement of M by A and B, from the one by its own operators."""
     left, right = _difference(own.A, A, M), _difference(own.B, B, M)
     extra = left.rank + right.rank
     if not extra:
@@ -92,7 +92,7 @@ def changed(own: DisplacementStructure, M: LinearMap, A: Operator, B: Operator) 
 
 
 def sum_structure(M: LinearMap, N: LinearMap) -> DisplacementStructure | None:
-    """Of M + N, by the operators of one of them: those that give the smaller rank."""
+    """The displacement of M + N by the operators of M or of N, whichever give the smaller rank."""
     left, right = M.displacement_structure(), N.displacement_structure()
     if left is None or right is None:
         return None
@@ -115,7 +115,7 @@ def _added(first: DisplacementStructure, second: DisplacementStructure) -> Displ
 
 
 def product_structure(M: LinearMap, N: LinearMap) -> DisplacementStructure | None:
-    """Of M N, by the left operator of M and the right one of N."""
+    """The displacement of M N, by the left operator of M and the right one of N."""
     if isinstance(M, Diagonal) and (scaled := _rows_scaled(M, N)) is not None:
         return scaled
     if isinstance(N, Diagonal) and (scaled := _rows_scaled(N, M.T)) is not None:
@@ -153,7 +153,7 @@ def _product_by(
 
 
 def _rows_scaled(D: Diagonal, M: LinearMap) -> DisplacementStructure | None:
-    """Of D M, by D A D^-1 and B: a diagonal moves into the operator and costs no rank."""
+    """The displacement of D M, by D A D^-1 and B: a diagonal costs no rank."""
     own = M.displacement_structure()
     A = None if own is None else conjugated(own.A, D)
     if own is None or A is None:
@@ -162,7 +162,7 @@ def _rows_scaled(D: Diagonal, M: LinearMap) -> DisplacementStructure | None:
 
 
 def inverse_structure(M: LinearMap, inverse: LinearMap) -> DisplacementStructure | None:
-    """Of M^-1, by the operators of M exchanged."""
+    """The displacement of M^-1, by the operators of M exchanged."""
     own = M.displacement_structure()
     if own is None:
         return None
@@ -183,8 +183,8 @@ def inverse_structure(M: LinearMap, inverse: LinearMap) -> DisplacementStructure
 def sketched(known: DisplacementStructure, M: LinearMap) -> Generators:
     """Generators of a Stein displacement of known rank, from its products with random vectors.
 
-    S = M - A M B has rank at most r, so S = S X (Y^T S X)^-1 Y^T S for almost all X and Y of r columns. A
-    few more are drawn and the best r combinations of them kept.
+    S = M - A M B has rank at most r, so S = S X (Y^T S X)^-1 Y^T S for almost all X and Y with r columns.
+    This draws a few more columns and keeps the best r combinations.
     """
     A, B, (m, n) = known.A, known.B, M.shape
     count = min(known.rank + _OVERSAMPLE, m, n)

@@ -17,19 +17,19 @@ def convert(
 
     Args:
         M: a linear map, or a tensor (m, n).
-        structure: a class or its name. Every real matrix is Toeplitz-like and Hankel-like, of its
-            displacement's rank: 2 for a Toeplitz matrix, 1 for a circulant one, at most 2 r for one of rank
+        structure: a class or its name. Every real matrix is Toeplitz-like and Hankel-like; its rank is that
+            of its displacement: 2 for a Toeplitz matrix, 1 for a circulant one, at most 2 r for one of rank
             r. LDR-TD contains low-rank, Toeplitz, Hankel, circulant and Vandermonde matrices, grids of
             circulant blocks and of convolutions, and the classes with shifts or subdiagonal operators.
         tol: singular values of a displacement below `tol` times the largest are dropped; by default
             max(m, n) times the dtype's precision.
 
     Returns:
-        The matrix, in the dtype of M. It is differentiable in what M is made of, as far as changes keep the
-        rank of the displacement: those that raise it lead out of the members of this rank.
+        The matrix, in the dtype of M, differentiable in the tensors of M. The derivative holds for changes
+        that keep the rank of the displacement; others leave the class at this rank.
 
     Raises:
-        TypeError: where no such form of M is known.
+        TypeError: if no such form of M is known.
 
     >>> import torch
     >>> from torchldr import Toeplitz
@@ -45,6 +45,6 @@ def convert(
     if found is None:
         raise TypeError(
             f"convert: no member of {cls.name!r} is known to be a {type(M).__name__}. Its displacement rank "
-            f"may be low all the same; {cls.__name__}.from_dense finds an approximation."
+            f"may still be low; {cls.__name__}.from_dense finds an approximation."
         )
     return found

@@ -43,10 +43,9 @@ def displacement_rank(
     """The rank of `displacement(M, A, B, form)`.
 
     Args:
-        tol: singular values count above `tol` times the size of what is subtracted, |M| + |A M B| or
-            |A M| + |M B| in the Frobenius norm; by default the larger side times the rounding unit. For a
-            structured matrix whose operators are near A and B no dense matrix is made, and the size is
-            that of its generators.
+        tol: singular values above `tol` times a size count. The size is |M| + |A M B| or |A M| + |M B| in the
+            Frobenius norm; for a structured matrix with operators near A and B it is that of the generators,
+            and no dense matrix is made. By default the larger side times the rounding unit.
     """
     return generators(M, A, B, tol, form)[0].shape[0]
 
@@ -76,10 +75,10 @@ def from_displacement(
 ) -> Tensor:
     """The matrix whose displacement is G^T H, dense: the inverse of `generators`.
 
-    M - A M B = G^T H has one solution where no product of an eigenvalue of A and one of B is 1, and
-    A M - M B = G^T H where A and B share no eigenvalue. Where A or B is nilpotent the first is the sum of
-    products of Krylov matrices that defines the structured classes; diagonal operators divide; for others
-    one operator is diagonalised and the result refined. Differentiable in all four.
+    M - A M B = G^T H has one solution if no product of an eigenvalue of A and one of B is 1, and
+    A M - M B = G^T H has one if A and B share no eigenvalue. For a nilpotent A or B it is a sum of products
+    of Krylov matrices, for diagonal operators a division. Otherwise one operator is diagonalised and the
+    result refined. Differentiable in all four arguments.
 
     Args:
         A: an operator or a matrix, m x m.
@@ -89,15 +88,15 @@ def from_displacement(
         form: "stein" or "sylvester".
 
     Raises:
-        ValueError: where the spectra meet; the message names the closest pair of eigenvalues. Or where the
-            residual of what is found is not small.
+        ValueError: if the spectra meet (the message names the closest pair of eigenvalues), or if the
+            result's residual is not small.
     """
     for name, t in (("G", G), ("H", H)):
         if t.ndim != 2:
             raise ValueError(f"from_displacement: {name} must have two axes, got shape {tuple(t.shape)}.")
     if G.shape[0] != H.shape[0]:
         raise ValueError(
-            f"from_displacement: G and H must have as many rows, got {G.shape[0]} and {H.shape[0]}."
+            f"from_displacement: G and H must have equally many rows, got {G.shape[0]} and {H.shape[0]}."
         )
     left, right = _checked("from_displacement", (G.shape[1], H.shape[1]), A, B, form)
     return solve_displacement_equation(left, right, G, H, form)

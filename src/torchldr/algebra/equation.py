@@ -1,10 +1,9 @@
 """Solving the displacement equations M - A M B = G^T H and A M - M B = G^T H.
 
-Where A or B is nilpotent, M = sum_j A^j G^T H B^j ends: sums of products of Krylov matrices. For diagonal
-operators each entry is a division. Otherwise one operator is diagonalised and the equation falls into one
-linear system for each of its eigenvalues; steps of refinement make up for an ill-conditioned eigenbasis, and
-for one of an operator nearby where there is none.
-The derivative solves the adjoint equation, whatever the way.
+If A or B is nilpotent, M = sum_j A^j G^T H B^j is a finite sum of products of Krylov matrices. For diagonal
+operators each entry is a division. Otherwise one operator is diagonalised, which leaves one linear system for
+each eigenvalue. Refinement corrects for an ill-conditioned eigenbasis, or for that of a nearby operator if
+there is none. The derivative solves the adjoint equation in every case.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def solve_displacement_equation(A: Operator, B: Operator, G: Tensor, H: Tensor, 
 
 
 def is_nilpotent(A: Operator) -> bool:
-    """Whether a power of A is known to vanish: a shift without a corner, or a chain that is broken."""
+    """Whether a power of A is known to vanish: a shift without a corner, or with a zero in its chain."""
     if isinstance(A, TransposedOperator):
         return is_nilpotent(A.of)
     if isinstance(A, Shift | Subdiagonal):
@@ -60,7 +59,7 @@ def is_nilpotent(A: Operator) -> bool:
 
 
 def check_spectra(A: Operator, B: Operator, form: Form, dtype: torch.dtype) -> None:
-    """An error where the equation has no unique solution in the precision of this dtype.
+    """Raise if the equation has no unique solution in the precision of this dtype.
 
     Raises:
         ValueError: naming the closest pair of eigenvalues.
@@ -86,7 +85,7 @@ def check_spectra(A: Operator, B: Operator, form: Form, dtype: torch.dtype) -> N
 
 
 def spectrum(A: Operator) -> Tensor:
-    """The eigenvalues of an operator, computed where they are not known."""
+    """The eigenvalues of an operator, computed if they are not known."""
     try:
         return A.eigenvalues()
     except NotImplementedError:
@@ -116,13 +115,13 @@ class _Equation(torch.autograd.Function):
 
 
 def refined(A: Tensor, B: Tensor, R: Tensor, form: Form) -> Tensor:
-    """A solution to working precision: the residual is solved for again while that helps.
+    """A solution to working precision, refined while that helps.
 
-    Where both operators are defective, as Jordan blocks are, neither has an eigenbasis. One near A has, and
-    the residual is still that of A itself.
+    If both operators are defective, like Jordan blocks, neither has an eigenbasis. Then an operator near A
+    takes the place of A, and refinement uses the residual of A itself.
 
     Raises:
-        ValueError: where no digits are found so either.
+        ValueError: if that fails too.
     """
 
     def residual(M: Tensor) -> Tensor:
@@ -131,7 +130,7 @@ def refined(A: Tensor, B: Tensor, R: Tensor, form: Form) -> Tensor:
     norm, eps = torch.linalg.norm, torch.finfo(R.dtype).eps
 
     def attempt(level: float) -> tuple[float, Tensor]:
-        """With an operator near A, by this much: the backward error, inf for none, and M."""
+        """The backward error (inf for none) and M, with an operator at this distance from A."""
         near = A
         if level:
             generator = torch.Generator().manual_seed(0)
@@ -164,7 +163,7 @@ def refined(A: Tensor, B: Tensor, R: Tensor, form: Form) -> Tensor:
 
 
 def solved(A: Tensor, b: Tensor) -> Tensor:
-    """A^-1 b, not finite where A is singular: what is left over is measured."""
+    """A^-1 b, not finite if A is singular; the caller measures the residual."""
     return torch.linalg.solve_ex(A, b)[0]
 
 

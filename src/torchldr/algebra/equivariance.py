@@ -1,14 +1,14 @@
-"""Displacement as equivariance: how nearly a matrix turns moves of its input into moves of its output.
+"""Displacement as equivariance: how closely a move of the input becomes a move of the output.
 
-A linear map M is equivariant to a move B of its input and A of its output where M (B x) = A (M x) for all x:
-where A M - M B = 0, displacement rank 0. Then A^i M = M B^i for every i: M respects the whole group that the
-moves generate. With a displacement of low rank it does so but for a few directions, and the relative size
-of the displacement says how nearly:
+A linear map M is equivariant to a move B of its input and A of its output if M (B x) = A (M x) for all x,
+that is, if A M - M B = 0. Then A^i M = M B^i for every i, so M respects the group that the moves generate.
+With a displacement of low rank this holds up to a few directions. The relative size of the displacement
+measures it:
 
     error = |A M - M B| / sqrt(|A M|^2 + |M B|^2)        Sylvester's form
     error = |M - A M B| / sqrt(|M|^2 + |A M B|^2)        Stein's: M B' = A M with B' the inverse of B
 
-in Frobenius norms: 0 for an equivariant map, about 1 for one that has nothing to do with the moves.
+in Frobenius norms: 0 for an equivariant map, about 1 for one that is unrelated to the moves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HasMatrix(Protocol):
 def equivariance_error(
     M: LinearMap | Tensor, A: Operator | Tensor, B: Operator | Tensor, form: Form = "sylvester"
 ) -> Tensor:
-    """How far a matrix is from being equivariant: 0 where it is, about 1 where moves mean nothing to it.
+    """How far a matrix is from equivariant: 0 for an equivariant one, about 1 for an unrelated one.
 
     Args:
         M: a linear map or a dense matrix, shape (m, n).
@@ -49,8 +49,8 @@ def equivariance_error(
         form: "sylvester" compares A M with M B, "stein" M with A M B.
 
     Returns:
-        The relative Frobenius norm of the displacement, shape (), differentiable: it may serve as a
-        penalty. Two unrelated matrices of any sizes give sqrt(|X|^2 + |Y|^2), so 1.
+        The relative Frobenius norm of the displacement, shape (). It is differentiable, so it can serve as a
+        penalty.
     """
     A, B = checked_operators("equivariance_error", M, A, B, form)
     W = dense(M)
@@ -64,16 +64,16 @@ def equivariance_error(
 
 @dataclass(frozen=True, eq=False)
 class LearnedOperators:
-    """What `learned_operators` found.
+    """The result of `learned_operators`.
 
     Attributes:
         structure: name of the layer's class.
-        A, C: its operators, of the output and of the input; M is displaced to M - A M C^T.
+        A, C: its operators, of the output and of the input. The displacement is M - A M C^T.
         matrix: the dense weight M, shape (m, n).
         displacement: M - A M C^T, of low rank.
         error: `equivariance_error` by the operators, in Stein's form.
         shift_error: the same by plain shifts Z_0, where training starts.
-        rank: the most that the displacement's rank can be.
+        rank: an upper bound of the displacement's rank.
     """
 
     structure: str
@@ -133,7 +133,7 @@ def learned_operators(layer: HasMatrix | StructuredMatrix) -> LearnedOperators:
         raise TypeError(
             f"learned_operators: expected a StructuredLinear or its matrix, got {type(M).__name__}."
         )
-    # A copy: what is reported should not change when training goes on.
+    # A copy, so that further training does not change the report.
     copies = {name: t.detach().clone() for name, t in M.tensors.items()}
     M = M.with_tensors(copies).double()
     found = M.displacement_structure()

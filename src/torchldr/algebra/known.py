@@ -1,8 +1,8 @@
-"""The operators that the paper's proposition on expressiveness names, class by class.
+"""The operators of the paper's proposition on expressiveness, class by class.
 
-`M.displacement_structure()` gives the pair that suits the rules of the algebra; the proposition speaks of
-others for low-rank, circulant and block-circulant matrices, and of ACDC, for which no rule claims any. These
-classes have rules for "known_displacement".
+`M.displacement_structure()` gives the pair that the rules of the algebra use. The proposition has others for
+low-rank, circulant and block-circulant matrices, and also some for ACDC. These classes have rules
+"known_displacement".
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Operators(NamedTuple):
 
 
 class KnownDisplacement(NamedTuple):
-    """Operators and a rank that the displacement by them cannot exceed."""
+    """Operators, and an upper bound of the rank of the displacement by them."""
 
     operators: Operators
     rank: int
 
 
 def known_displacement(M: LinearMap) -> KnownDisplacement:
-    """The operators with respect to which a matrix has low displacement rank, as the paper states them.
+    """The operators by which a matrix has low displacement rank, as the paper states them.
 
     Args:
         M: a classical matrix or transform, or a member of a structured class.

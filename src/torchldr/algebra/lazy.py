@@ -1,7 +1,7 @@
-"""Transposes, sums, multiples, compositions and inverses that compose the products of what they hold.
+"""Lazy transposes, sums, multiples, compositions and inverses, which combine the products of their parts.
 
-These are what the operations give where no class is closed under them. Their products cost what those of
-their parts cost; what is known of their displacement follows from the rules in `closure`.
+Operations return these if no class is closed under them. Their products cost as much as those of their parts.
+The rules in `closure` give their displacement.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Scaled(LinearMap):
 
 
 def joint_dtype(parts: Sequence[LinearMap]) -> torch.dtype:
-    """The dtype of a map made of these; an operator adds its being complex, not its precision."""
+    """The dtype of a map made of these. A complex operator makes it complex; its precision does not count."""
     fixed = [part.dtype for part in parts if not isinstance(part, Operator)]
     every = [part.dtype for part in parts]
     dtype = reduce(torch.promote_types, fixed or every)
@@ -84,7 +84,7 @@ def joint_dtype(parts: Sequence[LinearMap]) -> torch.dtype:
 
 
 class Pair(LinearMap):
-    """What sums and compositions share: two maps that live together."""
+    """Common parts of sums and compositions: two maps on one device, of one dtype."""
 
     operation = ""
 
@@ -97,7 +97,7 @@ class Pair(LinearMap):
             )
         self.left, self.right = left, right
         self.out_features, self.in_features = left.out_features, right.in_features
-        self._dtype = joint_dtype([left, right])  # kept: asking both parts every time doubles at each level
+        self._dtype = joint_dtype([left, right])  # cached: the calls would double at each level
 
     @property
     def dtype(self) -> torch.dtype:
@@ -178,7 +178,7 @@ def _solve(M: LinearMap, b: Tensor) -> Tensor:
     return rules.apply("solve", M, b=columns).mT.reshape(b.shape)
 
 
-# Where no class is closed, this is what an operation gives.
+# The results of operations under which no class is closed.
 
 rule("transpose", LinearMap)(Transposed)
 rule("add", LinearMap, LinearMap)(Sum)
@@ -191,7 +191,7 @@ def _(M: LinearMap, scalar: Number) -> LinearMap:
     return Scaled(M.of, scalar * M.scalar) if isinstance(M, Scaled) else Scaled(M, scalar)
 
 
-# And what is known of its displacement.
+# And their displacement.
 
 
 @rule("displacement_structure", Transposed)

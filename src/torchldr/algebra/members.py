@@ -1,7 +1,7 @@
-"""What the closure rules of the structured classes share.
+"""Common parts of the closure rules of the structured classes.
 
-A rule returns None where it does not apply. Sums share the operators of both matrices only where these are
-one and the same tensors, or equal ones that no gradient is asked of: the lazy sum is right for others.
+A rule returns None if it does not apply. A sum stays in the class only if both matrices have the same
+operator tensors, or equal ones without gradients; other sums are lazy.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def units(size: int, places: list[int], like: LinearMap) -> Tensor:
 
 
 def telescoped(A: Operator, C: Operator, G: Tensor, H: Tensor, k: int) -> Generators:
-    """Of M - A M C^T = G^T H - A^k (G^T H) (C^k)^T, for M = sum_i K_k(A, g_i) K_k(C, h_i)^T."""
+    """Generators of M - A M C^T = G^T H - A^k (G^T H) (C^k)^T, for M = sum_i K_k(A, g_i) K_k(C, h_i)^T."""
     return torch.cat((G, -(A**k).matmul(G))), torch.cat((H, (C**k).matmul(H)))
 
 
 @rule("scale", StructuredMatrix)
 def _(M: StructuredMatrix, scalar: Number) -> StructuredMatrix | None:
-    """Every class is multilinear in the tensors that carry its scale."""
+    """A multiple of M. Every class is multilinear in the tensors that carry its scale."""
     if isinstance(scalar, complex) or (isinstance(scalar, Tensor) and scalar.is_complex()):
         return None
     name = M.scaled[0]
@@ -78,7 +78,7 @@ def _(M: StructuredMatrix, scalar: Number) -> StructuredMatrix | None:
 
 
 def linear_in_generators(cls: type[StructuredMatrix]) -> None:
-    """Rules for a class that is linear in G^T H: generators go under each other, and some can be dropped."""
+    """Rules for a class that is linear in G^T H: sums stack generators, and recompression drops some."""
     rule("add", cls, cls)(_sum_of_generated)
     rule("recompress", cls)(_fewer)
 
@@ -110,7 +110,7 @@ def _sum_of_linear(M: StructuredMatrix, N: StructuredMatrix) -> StructuredMatrix
 
 
 def _shared(M: StructuredMatrix, N: StructuredMatrix, but: tuple[str, ...]) -> bool:
-    """Whether options and all other tensors are the same, so that one matrix may hold them for both."""
+    """Whether options and all other tensors agree, so that one matrix can represent the sum."""
     if M.options != N.options or M.dtype != N.dtype or M.device != N.device:
         return False
     pairs = [(t, N.tensors[name]) for name, t in M.tensors.items() if name not in but]
@@ -119,12 +119,12 @@ def _shared(M: StructuredMatrix, N: StructuredMatrix, but: tuple[str, ...]) -> b
 
 
 def scales_rows(cls: type[StructuredMatrix], name: str) -> None:
-    """A diagonal from the left goes into this tensor, whose last axis runs over rows, perhaps repeatedly."""
+    """Rule D M: scale this tensor, whose last axis runs over the rows, perhaps repeatedly."""
     rule("matmul", Diagonal, cls)(lambda D, M: _with_scaled(M, name, D))
 
 
 def scales_columns(cls: type[StructuredMatrix], name: str) -> None:
-    """A diagonal from the right goes into this tensor, whose last axis runs over columns, as above."""
+    """Rule M D: scale this tensor, whose last axis runs over the columns, perhaps repeatedly."""
     rule("matmul", cls, Diagonal)(lambda M, D: _with_scaled(M, name, D))
 
 
@@ -136,10 +136,10 @@ def _with_scaled(M: Member, name: str, D: Diagonal) -> Member | None:
 
 
 def scales_operators(cls: type[Member], kind: Callable[..., Operator], parts: Mapping[str, str]) -> None:
-    """Diagonals go into the operators of a class: D K(A, g) = K(D A D^-1, D g).
+    """Rules D M and M D that scale a class's operators: D K(A, g) = K(D A D^-1, D g).
 
-    The class has tensors `G`, `H`, and the parts of its operators with `_A` and `_C` behind their names;
-    `kind` makes an operator of these parts in their order, and has other names for them.
+    The class has tensors `G` and `H`, and parts of operators whose names end in `_A` and `_C`. `kind` makes
+    an operator of these parts, in their order.
     """
 
     def with_diagonal(M: Member, D: Diagonal, side: str, generator: str) -> Member | None:
@@ -169,14 +169,14 @@ def sides_exchanged(M: Member) -> Member:
 
 
 def as_subdiagonal(A: Operator) -> Subdiagonal | None:
-    """A shift or subdiagonal operator as the latter."""
+    """A shift or subdiagonal operator as a subdiagonal one."""
     if isinstance(A, Shift):
         return Subdiagonal(torch.ones(A.n - 1, dtype=A.dtype, device=A.device), A.corner)
     return A if isinstance(A, Subdiagonal) else None
 
 
 def krylov_displacement(G: Tensor, H: Tensor, left: Operator, right: Operator) -> Generators:
-    """Of M - A M C^T for M = sum_i K(A, g_i) K(C, h_i)^T, the inverse of `krylov_generators`."""
+    """Generators of M - A M C^T for M = sum_i K(A, g_i) K(C, h_i)^T: the inverse of `krylov_generators`."""
     A, C = as_subdiagonal(left), as_subdiagonal(right)
     assert A is not None
     assert C is not None
@@ -219,11 +219,11 @@ def krylov_generators(G: Tensor, H: Tensor, left: Operator, right: Operator) -> 
 
 
 def at_least_one(G: Tensor, H: Tensor) -> Generators:
-    """A class holds one pair of generators even where none is needed."""
+    """At least one pair of generators, because a class needs one even for M = 0."""
     return (G, H) if G.shape[0] else (G.new_zeros(1, G.shape[1]), H.new_zeros(1, H.shape[1]))
 
 
-# What is known of the displacement of operators, and of classes that say no more than their operators.
+# The displacement of operators, and of classes that only declare their operators.
 
 
 @rule("displacement_structure", StructuredMatrix)

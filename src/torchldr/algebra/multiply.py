@@ -1,4 +1,4 @@
-"""Products of linear maps with vectors of any dtype, for the rules that make generators."""
+"""Products of linear maps with vectors of any dtype, for rules that compute generators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rmultiply(M: LinearMap, y: Tensor) -> Tensor:
 
 
 def through(M: LinearMap, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A product of M with x, or with its real and imaginary parts where M takes real vectors only."""
+    """A product of M with x, or with its real and imaginary parts if M takes only real vectors."""
     if not x.is_complex() or M.dtype.is_complex or isinstance(M, Operator):
         return product(x)
     return torch.complex(product(x.real.contiguous()), product(x.imag.contiguous()))
@@ -36,5 +36,5 @@ def _fitting(M: LinearMap, x: Tensor) -> torch.dtype:
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for complex128, float32 for complex64, others themselves."""
+    """float64 for complex128, float32 for complex64; other dtypes stay."""
     return dtype.to_real() if dtype.is_complex else dtype

@@ -1,13 +1,13 @@
-"""Fewer generators, and the structured class that a displacement belongs to.
+"""Recompression: fewer generators, and the member of a structured class with them.
 
-The closure rules bound ranks from above. `recompress` makes the generators, drops what they do not need
-(two QR factorisations and a small SVD), and where the operators are those of a class gives its member:
-that has one fast product where a chain of operations has many.
+The closure rules bound ranks from above. `recompress` computes the generators and drops those that are not
+needed (two QR factorisations and a small SVD). If the operators are those of a class, the result is a member
+of it, with one fast product instead of a chain.
 
-A class is found by its rules:
+A class takes part by its rules:
 
-    "member"             (M, structure) to the member with this displacement, None where the operators differ
-    "fixed_operators"    M to A and B of M - A M B, where the class knows them without looking at M's values
+    "member"             from (M, structure) to the member with this displacement; None if operators differ
+    "fixed_operators"    from M to A and B of M - A M B, for classes with operators independent of M's values
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .structure import DisplacementStructure
 
 
 class Recompressed(LinearMap):
-    """A linear map with fewer generators: its products stay, what it knows of its displacement is less."""
+    """A linear map with fewer generators: the same products, a smaller rank."""
 
     made_of = ("of",)
 

@@ -16,11 +16,11 @@ from .multiply import multiply, rmultiply
 def as_scipy(M: LinearMap) -> Any:
     """A `scipy.sparse.linalg.LinearOperator` that multiplies by M, for SciPy's solvers and eigensolvers.
 
-    Vectors go through the fast products on M's device and in M's precision; nothing is differentiable. In
-    bfloat16 and float16 the results are rounded so, as float32.
+    Vectors go through the fast products on M's device and in M's precision, without gradients. For bfloat16
+    and float16 the results are float32 with that rounding.
 
     Raises:
-        ImportError: where SciPy is not installed.
+        ImportError: if SciPy is not installed.
     """
     try:
         from scipy.sparse.linalg import LinearOperator

@@ -1,9 +1,9 @@
-"""What is known of a matrix's displacement: its operators, a bound of its rank, its generators.
+"""The known displacement of a matrix: its operators, a bound of its rank, its generators.
 
     form "stein"        M - A M B = G^T H
     form "sylvester"    A M - M B = G^T H,      G is r x m, H is r x n
 
-G and H are made when they are asked for, by fast products alone.
+G and H are computed on demand, by fast products only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DisplacementStructure:
     Attributes:
         A, B: the operators, m x m and n x n; a class whose operators are A and C has B = C^T.
         form: "stein" for M - A M B, "sylvester" for A M - M B.
-        rank: a bound of the rank, which is the number of rows of the generators as the rules give them.
+        rank: a bound of the rank; the generators from the rules have this many rows.
         make: computes the generators (G, H).
     """
 
@@ -41,7 +41,7 @@ class DisplacementStructure:
     make: Callable[[], Generators]
 
     def generators(self) -> Generators:
-        """G (r, m) and H (r, n) as the rules give them: r is `rank`."""
+        """G (r, m) and H (r, n) from the rules; r is `rank`."""
         G, H = self.make()
         dtype = torch.promote_types(G.dtype, H.dtype)
         return G.to(dtype), H.to(dtype)
@@ -51,25 +51,25 @@ class DisplacementStructure:
         return displacement_of_dense(M, self.A, self.B, self.form)
 
     def reduced(self, tol: float | None = None) -> DisplacementStructure:
-        """The same with as few generators as the tolerance allows (see `reduce`)."""
+        """The same displacement with as few generators as the tolerance allows (see `reduce`)."""
         G, H = reduce(*self.make(), tol)
         return DisplacementStructure(self.A, self.B, self.form, G.shape[0], lambda: (G, H))
 
     def changed(self, change: Callable[[Tensor, Tensor], Generators], **fields: Any) -> DisplacementStructure:
-        """One of the same rank, by a function of these generators; `fields` are operators and a form."""
+        """The same rank with a function of these generators; `fields` are operators and form."""
         return replace(self, make=lambda: change(*self.make()), **fields)
 
     def transposed(self) -> DisplacementStructure:
-        """Of M^T: M^T - B^T M^T A^T = H^T G, and in Sylvester's form B^T M^T - M^T A^T = -H^T G."""
+        """The displacement of M^T: M^T - B^T M^T A^T = H^T G, or for Sylvester B^T M^T - M^T A^T = -H^T G."""
         stein = self.form == "stein"
         return self.changed(lambda G, H: (H if stein else -H, G), A=self.B.T, B=self.A.T)
 
     def scaled(self, scalar: float | complex | Tensor) -> DisplacementStructure:
-        """Of a multiple of M."""
+        """The displacement of a multiple of M."""
         return self.changed(lambda G, H: (scalar * G, H))
 
     def inverted(self) -> DisplacementStructure | None:
-        """By the inverses of both operators; None where one has no sparse inverse.
+        """The displacement by the inverses of both operators; None if one has no sparse inverse.
 
         M - A^-1 M B^-1 = -A^-1 (M - A M B) B^-1, and A^-1 M - M B^-1 = -A^-1 (A M - M B) B^-1.
         """
@@ -79,7 +79,7 @@ class DisplacementStructure:
         return self.changed(lambda G, H: (-A.matmul(G), B.rmatmul(H)), A=A, B=B)
 
     def in_form(self, form: Form) -> DisplacementStructure | None:
-        """The same in the other form, by the inverse of one operator; None where neither has a sparse one.
+        """The displacement in the other form, by the inverse of one operator, if that is sparse.
 
         M - A M B = R is A M - M B^-1 = -R B^-1 and A^-1 M - M B = A^-1 R, and back again.
         """
@@ -99,9 +99,8 @@ class DisplacementStructure:
 def sparse_inverse(A: Operator) -> Operator | None:
     """The inverse of an operator with one entry a row, where dividing by these loses few digits.
 
-    Their condition number is the ratio of the largest to the smallest. Past eps^(-1/4), 8e3 in float64,
-    what is known by A is not worth knowing by its inverse: a node of 6e-17 would lose all digits. So would
-    one such node alone, beside another operator of ordinary size: the largest counts as at least 1.
+    The condition number is the ratio of the largest entry (at least 1) to the smallest. Above eps^(-1/4), 8e3
+    in float64, the result is None: a node of 6e-17, for instance, would lose all digits.
     """
     size = A.entries().values.detach().abs()
     size = size[size > 0]
@@ -121,15 +120,15 @@ def displacement_of_dense(M: Tensor, A: Operator, B: Operator, form: Form) -> Te
 
 
 def default_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
-    """max(m, n) times the rounding unit: what `torch.linalg.matrix_rank` takes."""
+    """max(m, n) times the rounding unit, as in `torch.linalg.matrix_rank`."""
     return max(m, n) * torch.finfo(real_dtype(dtype)).eps
 
 
 def reduce(G: Tensor, H: Tensor, tol: float | None = None) -> Generators:
     """The fewest rows of G (r, m) and H (r, n) that keep G^T H to within a tolerance.
 
-    Singular values of G^T H count where they exceed `tol` times sum_i |g_i| |h_i|, the size of the terms
-    that add up to it (by default the larger side times the rounding unit). Cost: two QR factorisations and
+    Singular values of G^T H count if they exceed `tol` times sum_i |g_i| |h_i|, the size of its terms. By
+    default `tol` is the larger side times the rounding unit. Cost: two QR factorisations and
     the SVD of an r x r matrix, O((m + n) r^2 + r^3).
 
     Differentiable: with the leading singular vectors U and V held fixed, R V (U^T R V)^-1 U^T R is R = G^T H
@@ -160,7 +159,7 @@ def reduce(G: Tensor, H: Tensor, tol: float | None = None) -> Generators:
 def factored(R: Tensor, tol: float | None = None, size: Tensor | None = None) -> Generators:
     """G (r, m) and H (r, n) with the fewest rows such that G^T H is a dense R to within a tolerance.
 
-    Singular values count where they exceed `tol` times `size`, by default the largest of them. The rows of G
+    Singular values count if they exceed `tol` times `size`, by default the largest of them. The rows of G
     and of H are orthogonal. Differentiable as `reduce` is.
     """
     tol = default_tolerance(R.dtype, *R.shape) if tol is None else tol

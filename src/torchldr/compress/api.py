@@ -51,35 +51,35 @@ def compress_(
 ) -> CompressionReport:
     """Replace the dense layers of a trained model by structured ones, in place.
 
-    Give a `loader` with a few hundred or more of the model's usual inputs: errors then count by what they
-    do to the model's outputs, and the report has the measured distance of the outputs. The same model, data
-    and seed give the same result on any machine, as far as its floating point does. Nothing in the model is
-    changed before all is done, so an error or an interrupt leaves it as it was.
+    Give a `loader` with a few hundred or more of the model's usual inputs. Errors then count by their effect
+    on the model's outputs, and the report has the measured distance of the outputs. The same model, data and
+    seed give the same result on any machine, up to rounding. The model changes only at the very end, so an
+    error or an interrupt leaves it as it was.
 
     Args:
         model: any module that contains nn.Linear, 1 x 1 nn.Conv2d, nn.MultiheadAttention, nn.LSTM or
-            nn.GRU (their input weights, each of its own), or Hugging Face's Conv1D. Subclasses of these stay.
+            nn.GRU (their input weights), or Hugging Face's Conv1D. Subclasses of these stay dense.
         spec: a budget, shared out by error: a fraction in (0, 1) of the parameters of these weights
             (biases not counted), their number as an int of at least 1, `Bytes` or `Latency`; a Structure
-            for all; or a mapping of names and patterns (`*`, `?`, `[..]`) to structures. An exact name
-            decides before a pattern, a longer pattern before a shorter, a later entry before an earlier.
-        budget: the budget, by name; then no `spec`.
+            for all; or a mapping of names and patterns (`*`, `?`, `[..]`) to structures. An exact name wins
+            over a pattern, a longer pattern over a shorter one, a later entry over an earlier one.
+        budget: the budget as a keyword, instead of `spec`.
         filter_fn: called with (module, name); False leaves a layer alone.
         min_features: layers with fewer inputs or outputs are left alone.
         structures: names of the classes that a budget may choose from.
-        activations: inputs (..., in_features) by the name of a weight; errors count by them.
-        loader: batches of inputs: a mapping is passed as keywords, of a tuple or list the first entry,
-            anything else as it is. One batch in four, four at most, is held out to compare plans on; of the
-            others up to 256 MiB are kept to fit weights a second time.
-        batches: how many of them, at most; by default all, until they have cost some minutes' work
-            (counted, not timed) or say little more.
-        output: the name of the entry of the model's output that counts; by default its logits, sentence
-            embeddings or hidden states, else its first tensor.
-        recurrent: take the weights too that multiply the state of an LSTM or GRU. They are often the larger
-            half, but their errors grow from step to step: give a loader, and look at the report's `distance`.
-        time_limit: seconds that it may take; None for no limit, and then no clock decides anything. A limit
-            that is short leaves out batches and candidates, and takes quick projections.
-        seed: of the projections and of random directions.
+        activations: inputs (..., in_features) by the name of a weight, to weight its errors.
+        loader: batches of inputs. A mapping is passed as keywords; of a tuple or list the first entry is the
+            input; anything else is the input itself. One batch in four, at most four, is held out to compare
+            plans. Up to 256 MiB of the others are kept to fit the weights a second time.
+        batches: at most how many to take. By default all, up to a limit on the work (counted, not timed) or
+            until more would change little.
+        output: which entry of the model's output counts. By default its logits, sentence embeddings or
+            hidden states, else its first tensor.
+        recurrent: also replace the weights that multiply the state of an LSTM or GRU. They are often the
+            larger half, but their errors grow from step to step: give a loader and check `distance`.
+        time_limit: limit in seconds. A short one skips batches and candidates and takes quick projections.
+            With None the clock has no effect.
+        seed: random seed of the projections and random directions.
         progress: called with (stage, done, total); `print` will do.
 
     Returns:
@@ -108,7 +108,7 @@ def compress_(
     check_room("compress_", spec, units, structures)
     before = _count(model)
     session = Session(seed, time_limit, progress or silent)
-    with torch.inference_mode(False):  # or there are no derivatives, of the outputs and in training later
+    with torch.inference_mode(False):  # inference tensors have no derivatives, now or in later training
         data = None if loader is None else calibrate(model, units, loader, batches, output, session)
         session.metrics = given_metrics(units, activations or {}, {} if data is None else data.metrics)
         if data is not None and not planned:
@@ -148,10 +148,10 @@ def _compared(
     data: Calibration,
     session: Session,
 ) -> tuple[Choices, list[list[Projection]], float]:
-    """The plan or, where that is measured to be better, one class for all; and the outputs' distance.
+    """The plan, or one class for all weights if that measures better; and the outputs' distance.
 
-    One class is tried, shared out by error and with the same share for all weights, where its projections are
-    found at once and its errors are known (others lost to one of these before), the best by errors first.
+    A single class is tried if its projections are found at once: shared out by error, and with the same share
+    for every weight. Plans with smaller errors come first.
     """
 
     def off(some: Sequence[list[Projection]], step: int) -> float:
@@ -180,9 +180,9 @@ def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
         warnings.warn(f"compress_: nothing was replaced: {why}.", stacklevel=3)
     elif not known and not planned and report.residual > DOUBTFUL:
         warnings.warn(
-            f"compress_: the new weights are off by {report.residual:.0%} of the old ones, and nothing is "
-            "known of the model's outputs: give loader= (batches of its inputs), so that errors count by "
-            "what they do there, or fine-tune.",
+            f"compress_: the new weights are off by {report.residual:.0%} of the old ones. "
+            "How much the model's outputs change is unknown: give loader= (batches of inputs), so that "
+            "errors count by their effect on the outputs, or fine-tune.",
             stacklevel=3,
         )
 

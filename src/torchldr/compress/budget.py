@@ -44,9 +44,9 @@ class Bytes:
 class Latency:
     """A budget in measured time: of one inference by each of the replaced layers, together.
 
-    Layers with the shapes, dtype and device of the weights are timed on this machine, one after the other,
-    each with a batch of vectors (pixels for a convolution; for a weight of an LSTM or GRU the products of one
-    step of as many sequences). The rest of the model is not counted.
+    Layers with the shapes, dtype and device of the weights are timed on this machine, one after the other.
+    Each gets a batch of vectors: pixels for a convolution, one step of as many sequences for an LSTM or GRU.
+    The rest of the model is not counted.
 
     Args:
         ms: milliseconds.
@@ -73,7 +73,7 @@ Costs = Callable[[Weight, Sequence[Structure]], list[float]]
 
 
 def check_budget(who: str, budget: object) -> None:
-    """Raise for what is no budget."""
+    """Raise unless this is a budget."""
     if isinstance(budget, Bytes | Latency):
         return
     if isinstance(budget, bool) or not isinstance(budget, float | int):
@@ -89,7 +89,7 @@ def check_budget(who: str, budget: object) -> None:
 
 
 def allowance(budget: Budget, weights: Sequence[Weight]) -> tuple[float, str, Costs]:
-    """What a budget comes to for some weights: the limit of the sum of costs, their unit, and the costs."""
+    """A budget for some weights: the limit of the total cost, its unit, and the cost of each structure."""
     if isinstance(budget, Latency):
         return budget.ms, "ms", Stopwatch(budget.batch)
     if isinstance(budget, Bytes):
@@ -102,8 +102,8 @@ def allowance(budget: Budget, weights: Sequence[Weight]) -> tuple[float, str, Co
 class Stopwatch:
     """Milliseconds of one inference of a weight's layer with each of some structures, a batch at a time.
 
-    The shortest of several calls, as `minimum_seconds` has it; weights of one shape are timed once. A weight
-    that the model has in several places counts as often.
+    It takes the shortest of several calls (`minimum_seconds`) and times each shape once. A weight counts as
+    often as the model uses it.
     """
 
     def __init__(self, batch: int, repeats: int = REPEATS, seconds: float = SECONDS) -> None:
@@ -151,7 +151,7 @@ def parse_budget(text: str, batch: int = 1) -> Budget:
 
     Args:
         text: as in the examples.
-        batch: of a latency.
+        batch: vectors at a time, for a latency.
 
     Raises:
         ValueError: for other text.

@@ -1,4 +1,4 @@
-"""What calibration data say of a model: second moments of inputs and of sensitivities, in constant memory."""
+"""Calibration: second moments of a model's inputs and sensitivities over some batches, in constant memory."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Held(NamedTuple):
 class Seen(NamedTuple):
     """A batch that was not held out: its place in the loader, and how much its rows count.
 
-    Weights are those of the rows of a weight's inputs, by how many these are, summed over the units that have
-    so many: 0 for padding, say. None are known where the output has no derivatives.
+    `weights` maps a number of rows to the importance of each row (0 for padding, say), summed over the units
+    whose inputs have that many rows. It is empty if the output has no derivatives.
     """
 
     place: int
@@ -51,12 +51,12 @@ class Seen(NamedTuple):
 
 @dataclass
 class Calibration:
-    """What the data say."""
+    """Results of a calibration."""
 
-    metrics: dict[str, Metric] = field(default_factory=dict)  # by the units' names: what errors count by
+    metrics: dict[str, Metric] = field(default_factory=dict)  # metrics of errors, by units' names
     held: list[Held] = field(default_factory=list)  # batches that were held out
     seen: list[Seen] = field(default_factory=list)  # the first of the others
-    notes: list[str] = field(default_factory=list)  # what was not looked at
+    notes: list[str] = field(default_factory=list)  # what was skipped
 
     def distance(
         self, model: nn.Module, units: Sequence[Unit], made: Sequence[Sequence[Projection]]
@@ -82,9 +82,9 @@ def calibrate(
 ) -> Calibration:
     """See a model at work on some batches, in `eval()`; modes and `requires_grad` are put back.
 
-    Gradients are those of random combinations of the output (of logits, of the log-likelihood of labels that
-    the model draws itself), so that their second moments are those of the output's derivatives. Without a
-    number of batches the `Watch` says when it has seen enough; for `output` see `main_output`.
+    Gradients are taken of random combinations of the output, so that their second moments are those of the
+    output's derivatives. For logits they are gradients of the log-likelihood of labels drawn from the model.
+    Without a number of batches, `Watch.enough` decides when to stop; for `output` see `main_output`.
     """
     report, found = session.report, Calibration()
     total = length_hint(loader, batches or 0)
@@ -128,10 +128,10 @@ def calibrate(
 def given_metrics(
     units: Sequence[Unit], activations: Mapping[str, Tensor], seen: Mapping[str, Metric]
 ) -> dict[str, Metric]:
-    """What errors of the weights count by, by their names: what a loader showed, or activations as given.
+    """The metrics of the weights' errors by name: from a loader, or from the given activations.
 
     Raises:
-        ValueError: for activations of no weight, or that do not fit it.
+        ValueError: for activations that belong to no weight or do not fit it.
     """
     who, metrics = "compress_", dict(seen)
     for name, X in activations.items():
@@ -169,7 +169,7 @@ def _hold(place: int, batch: Any, model: nn.Module, output: str | None) -> Held:
 
 @contextmanager
 def _gradients(units: Sequence[Unit]) -> Iterator[None]:
-    """Let every weight that may be replaced require a gradient: torch's fast paths would hide the layers."""
+    """Let every replaceable weight require a gradient, because torch's fast paths would bypass the layers."""
     frozen = {
         id(p): p
         for unit in units

@@ -1,4 +1,4 @@
-"""What a weight may become, and what is not worth a look."""
+"""The structures that a weight may become, and the cost of trying them."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ class Candidate:
 class Search:
     """Which structures are looked at.
 
-    Projections of a rank contain those of all lower ranks, so few ranks are looked at; of low rank, whose
-    residuals all come from one SVD, some `MOST_RANKS` over the whole range.
-    Classes that are solved exactly are looked at whatever their work.
+    A projection of rank r includes those of all lower ranks, so only a few ranks are tried. Low rank is tried
+    at up to `MOST_RANKS` ranks, because one SVD gives all residuals. Classes with an exact solution are
+    always tried.
     """
 
     names: Sequence[str]  # of the classes
-    ranks: Sequence[int] | None = None  # of the classes that have one, for all of these; None for the above
+    ranks: Sequence[int] | None = None  # these ranks for every class with ranks; None for the above
     usual: Sequence[int] = (1, 2, 4)  # the few ranks
-    work: int | None = WORK  # how long a quick look may take, in microseconds or so; None for no limit
-    shares: Sequence[float] = ()  # of the weight: the largest rank that fits each is looked at too
+    work: int | None = WORK  # limit of a quick projection, roughly in microseconds; None for no limit
+    shares: Sequence[float] = ()  # of the weight: the largest rank within each is tried too
 
     def structures(self, name: str, weight: Weight) -> list[Structure]:
         """The structures of a class, all smaller than the weight itself."""
@@ -114,13 +114,13 @@ class Search:
 
 
 def _work(structure: Structure, entries: int) -> float:
-    """Of a quick projection of a matrix with so many entries: microseconds or so on a usual core."""
+    """Work of a quick projection of a matrix with this many entries: roughly microseconds on one core."""
     rank = structure.rank or 1
     return max(entries, _LEAST) * structure.cls.projection_work * rank * (rank + 3) / 4
 
 
 def work_of(structure: Structure, weight: Weight) -> float:
-    """Of a quick projection of a weight, all its matrices."""
+    """Work of a quick projection of all matrices of a weight."""
     return sum(_work(structure, W.numel()) for W in weight.matrices)
 
 

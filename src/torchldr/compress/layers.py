@@ -1,4 +1,4 @@
-"""Structured modules without numbers of their own, and their matrices."""
+"""Empty structured modules, and filling them with matrices."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def quiet_linear(
 
 
 def quiet_recurrent(layer: nn.RNNBase, plan: Mapping[str, Structure]) -> StructuredRecurrent:
-    """A structured layer for one of torch's, with its biases and other weights, and new numbers elsewhere.
+    """A structured layer for one of torch's. It shares biases and dense weights; the rest is not filled yet.
 
-    The plan has the weights that are structured, by torch's names for them.
+    The plan maps torch's names of the structured weights to structures.
     """
     some = next(layer.parameters())
     cls: Any = StructuredLSTM if isinstance(layer, nn.LSTM) else StructuredGRU
@@ -58,7 +58,7 @@ def quiet_recurrent(layer: nn.RNNBase, plan: Mapping[str, Structure]) -> Structu
 
 
 def fill(holder: StructuredLinear | MatrixStack, matrices: Sequence[StructuredMatrix], *, copy: bool) -> None:
-    """Let a layer hold a matrix, or a stack of them; copies of their tensors, or these themselves."""
+    """Put a matrix, or a stack of several, into a layer: their tensors, or copies of them."""
     matrix = stack_matrices(matrices) if isinstance(holder, MatrixStack) else matrices[0]
     for name, tensor in matrix.tensors.items():
         held = tensor.detach().clone() if copy else tensor.detach()
@@ -69,7 +69,7 @@ def fill(holder: StructuredLinear | MatrixStack, matrices: Sequence[StructuredMa
 
 
 def split_attention(original: nn.MultiheadAttention) -> dict[str, nn.Module]:
-    """The projections of torch's module as dense layers with copies of its numbers; the last bias itself."""
+    """The projections of torch's attention as dense layers with copied numbers; out_proj shares its bias."""
     joint = original.in_proj_bias
     made: dict[str, nn.Module] = {}
     for i, (name, part) in enumerate(parts_of(original).items()):

@@ -1,4 +1,4 @@
-"""How far weights are from what they may become, and their projections."""
+"""Errors of candidate structures, and projections of the weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOOSING, PROJECTING = "looking at", "projecting"  # stages
 DEADLINE = 0.9  # of a time limit: then projections are quick ones
 _LARGE = 1 << 16
 Errors = list[dict[Structure, float]]  # of each weight
-Task = tuple[int, Sequence[Structure]]  # structures to look at of a weight, by its place
+Task = tuple[int, Sequence[Structure]]  # a weight's index, and structures to try on it
 
 
 def first_looks(
@@ -29,7 +29,7 @@ def first_looks(
     low: Sequence[Sequence[Structure]],
     others: Sequence[Sequence[Structure]],
 ) -> tuple[Errors, Errors, Errors]:
-    """Errors of low rank, in the metric and in the plain norm (by entries), and bounds of others in that."""
+    """Errors of low rank in the metric and in the plain norm, and plain lower bounds of other classes."""
     errors, plain, bounds = Errors(), Errors(), Errors()
     for i, weight in enumerate(weights):
         session.report(f"{CHOOSING} {weight.name}", i, len(weights))
@@ -76,9 +76,9 @@ def plain_curve(matrices: Sequence[Tensor]) -> list[float]:
 def bound(W: Tensor, name: str, ranks: Sequence[int]) -> list[float]:
     """A lower bound of |W - M|^2 over the members M of each rank, without a projection.
 
-    Where a class's operators are fixed, the displacement of W - M is at most |nabla| |W - M| long, and
-    that of M has a small rank, so that the tail of the singular values of W's displacement bounds |W - M|.
-    Nothing is known (0) of classes that learn their operators or have none.
+    For fixed operators, the displacement of W - M has at most the norm |nabla| |W - M|, and that of M has a
+    small rank. So the tail of the singular values of W's displacement bounds |W - M|. For classes that learn
+    their operators or have none the bound is 0.
     """
     cls, (m, n) = get_structure(name), W.shape
     if not cls.ranked or operator_names(cls):
@@ -95,14 +95,14 @@ def bound(W: Tensor, name: str, ranks: Sequence[int]) -> list[float]:
 
 
 def _norm(A: Tensor) -> float:
-    """At least the spectral norm; that of a shift exactly."""
+    """An upper bound of the spectral norm, exact for shifts."""
     return float(A.abs().sum(0).max() * A.abs().sum(1).max()) ** 0.5
 
 
 def within(
     tasks: Sequence[Task], weights: Sequence[Weight], work: float, effort: float = QUICK
 ) -> tuple[list[Task], float]:
-    """The tasks that this much work allows, in order, and the work that is left: counted, not timed."""
+    """The tasks that fit into this much work, in order, and the remaining work: counted, not timed."""
     kept = []
     for w, structures in tasks:
         needed = effort / QUICK * sum(work_of(structure, weights[w]) for structure in structures)
@@ -122,9 +122,9 @@ def errors_of(
     share: float | None = None,
     plain: bool = False,
 ) -> Errors:
-    """`looks_of` some structures of some weights, which the tasks give by their places: errors by weight.
+    """Errors of the tasks' structures (see `looks_of`) by weight.
 
-    In the weights' metrics or in the plain norm. Of a time limit this share may be used; None for any time.
+    In the weights' metrics, or in the plain norm. `share` is the part of the time limit that may be used.
     """
     until = None if share is None else session.deadline(share)
     known: Errors = [{} for _ in weights]
@@ -154,9 +154,9 @@ def looks_of(
     effort: float,
     deadline: float | None = None,
 ) -> list[float]:
-    """The errors of structures in a metric, by projections; of all ranks by one decomposition where it can.
+    """The errors of structures in a metric, by projection, or by one decomposition for all ranks.
 
-    Infinite where the deadline (by `time.monotonic()`) came first.
+    A structure that was not finished by the deadline (by `time.monotonic()`) gets an infinite error.
     """
     fits = {
         name: [metric.fit(W, Structure(name)) for W in matrices]
@@ -177,7 +177,7 @@ def looks_of(
                 continue
             pairs = [(widened(W), p.matrix) for W, p in zip(matrices, made, strict=True)]
             error = sum(metric.error(W - M.to(W.device, W.dtype).to_dense()) for W, M in pairs)
-        # Weights are known to their rounding errors: nothing is gained below these.
+        # A weight is known only up to rounding, so smaller errors count as 0.
         found.append(error if error > exact * whole else 0.0)
     return found
 

@@ -1,12 +1,12 @@
-"""The distance of a weight from what it becomes, counted by what the model's outputs make of it.
+"""The error of a compressed weight, measured by its effect on the model's outputs.
 
 For a layer y = W x an error D = W - M moves the model's output by J D x, with J the derivative of the output
-by y. Over calibration data the mean square of that is close to
+with respect to y. Its mean square over the calibration data is close to
 
     trace(S D C D^T),    C = E[x x^T],    S = E[J^T J],
 
-where x counts by the size of its J (inputs that the output does not depend on, such as padding, drop out).
-Both are small: n x n and m x m. The nearest matrix of low rank in this metric is an eigenvalue problem of
+where each x is weighted by the size of its J, so that inputs without effect, such as padding, drop out.
+C is n x n and S is m x m. The nearest matrix of low rank in this metric is an eigenvalue problem of
 size min(m, n).
 """
 
@@ -45,13 +45,13 @@ class Metric:
         return None if self.outputs is None else torch.linalg.cholesky(self.outputs).mT
 
     def fit(self, W: Tensor, structure: Structure) -> RankFit | None:
-        """The nearest members of a class by rank in this metric (without its scale), where one has them."""
+        """The nearest members of a class at every rank in this metric, without its scale, or None."""
         W = widened(W)
         here = self.on(W.device)
         return structure.cls.all_ranks(W, here.left, here.root)
 
     def error(self, D: Tensor) -> float:
-        """Of an error D (m, n)."""
+        """The metric of an error D (m, n)."""
         D = widened(D)
         here = self.on(D.device)
         right = D if here.inputs is None else D @ here.inputs
@@ -64,13 +64,13 @@ class Metric:
         return self if C is self.inputs and S is self.outputs else Metric(C, S, self.scale)
 
     def relative(self, size: int, matrices: Sequence[Tensor]) -> Metric:
-        """The same with a scale under which the weight itself counts by its number of entries."""
+        """The same with a scale that makes the weight itself count as its number of entries."""
         whole = sum(Metric(self.inputs, self.outputs).error(W) for W in matrices)
         return Metric(self.inputs, self.outputs, size / whole if whole > 0 else 1.0)
 
 
 def widened(W: Tensor) -> Tensor:
-    """In float64: on a GPU of CUDA where it lies there, else on the CPU, as other devices do not have it."""
+    """In float64: on its own CUDA device, else on the CPU, because other devices lack float64."""
     return W.detach().to(W.device if W.is_cuda else "cpu", torch.float64)
 
 
@@ -79,7 +79,7 @@ QUICK = 0.1  # of the usual effort of a projection
 
 
 class TimeUpError(Exception):
-    """A projection was given up."""
+    """A projection ran out of time."""
 
 
 def project(
@@ -93,11 +93,11 @@ def project(
 ) -> Projection:
     """The nearest member of a class that we find, in a metric.
 
-    Classes with `all_ranks` are solved in the metric itself, others by the inputs' part of it. Past the
-    deadline, by `time.monotonic()`, a projection is given up: for a quick one, or else for good.
+    Classes with `all_ranks` are solved in the metric itself, others in its inputs' part. Past the deadline
+    (by `time.monotonic()`) the projection stops; with `quick` a quick one takes its place.
 
     Raises:
-        TimeUpError: where it was given up for good.
+        TimeUpError: past the deadline without `quick`.
     """
     fit = None if metric.outputs is None else metric.fit(W, structure)
     if fit is None:
@@ -120,7 +120,7 @@ def project(
 
 
 def measured(W: Tensor, M: StructuredMatrix, metric: Metric) -> Projection:
-    """A matrix as what stands for W, with its errors."""
+    """The projection of W with this matrix, and its errors."""
     wide = widened(W)
     rest, inputs = wide - M.to(wide.device, wide.dtype).to_dense(), Metric(metric.on(wide.device).inputs)
     weighted = (

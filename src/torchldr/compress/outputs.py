@@ -1,4 +1,4 @@
-"""A model is called with a batch; which of its outputs counts, and how far two are apart."""
+"""Calling a model with a batch, the output that counts, and the distance of two outputs."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def main_output(output: Any, name: str | None = None, who: str = "compress_") ->
 
 
 def copied(batch: Any) -> dict[str, Any]:
-    """What the model takes of a batch, by name, as it is now: a loader may use its memory again.
+    """The inputs of a batch by name, copied, because a loader may reuse its memory.
 
-    A mapping is keyword arguments; a list or tuple begins with the input, anything else is the input: "".
+    A mapping gives keyword arguments. The first entry of a list or tuple, or anything else, is the input: "".
     """
     first = batch[0] if isinstance(batch, tuple | list) else batch
     taken = dict(batch) if isinstance(batch, Mapping) else {"": first}
@@ -63,7 +63,7 @@ def copied(batch: Any) -> dict[str, Any]:
 
 
 def called(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
-    """The output with other parameters; neither the model nor the batch is changed, if it works in place."""
+    """The output with other parameters. Model and batch never change, even if it works in place."""
     given = copied(batch)
     args = (given.pop(""),) if "" in given else ()
     lent = {id(buffer): buffer.clone() for buffer in model.buffers()}
@@ -87,8 +87,8 @@ def kept(batch: Any, output: Tensor) -> Tensor:
 def distance(name: str, ours: Tensor, theirs: Tensor) -> tuple[float, float]:
     """How far outputs are from the original's, as (sum, size): their ratio is the distance.
 
-    Of logits the divergence of the softmax, summed over the rows; of others the squared error, and its size
-    the square of the original's.
+    For logits this is the divergence of the softmax, summed over the rows; for other outputs the squared
+    error and the squared size of the original.
     """
     if name == LOGITS:
         p, q = theirs.log_softmax(-1).flatten(0, -2), ours.log_softmax(-1).flatten(0, -2)

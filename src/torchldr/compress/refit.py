@@ -1,14 +1,14 @@
-"""Weights fitted once more in the order in which they run, to the inputs that compressed ones give them.
+"""A second fit of the weights, in the order in which they run, to the inputs from compressed layers.
 
-A plan takes errors one weight at a time. In the compressed model a weight W sees x' where it saw x before,
-and what stands in its place had better be M with the least
+A plan counts errors one weight at a time. In the compressed model a weight W gets inputs x' instead of x.
+This fit replaces W by the M that minimises
 
-    E |W ((1 - b) x' + b x) - M x'|^2,
+    E |W ((1 - b) x' + b x) - M x'|^2
 
-in the metric S of its outputs. That is the projection of W ((1 - b) I + b D C^-1) by the metric of C, with
-C = E[x' x'^T] and D = E[x x'^T]. With b = 0 it takes its inputs as they have become, with b = 1 it also makes
-up for all that went wrong before it, as far as its inputs tell; between the two the outputs are nearest to
-the original's on batches that were held out.
+in the metric S of its outputs. The solution is the projection of W ((1 - b) I + b D C^-1) in the metric of C,
+with C = E[x' x'^T] and D = E[x x'^T]. With b = 0 M reproduces W on the new inputs. With b = 1 it also
+corrects the errors of all layers before it, as far as x' predicts x. A value between the two brings the
+outputs closest to the original's on held-out batches.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .watch import CALL, input_rows, moments_of, ridged_
 
 FITTING = "fitting in order"  # the stage
 SHARE = 0.5  # b
-WORK = 3e12  # multiply-adds, a minute or so on two cores: for so many batches and stages, but at least for
-ROWS, STAGES = 8, 4  # so many rows for each entry of the longest input, and so many stages
+WORK = 3e12  # multiply-adds for all batches and stages, about a minute on two cores; but take at least
+ROWS, STAGES = 8, 4  # this many rows for each entry of the longest input, and this many stages
 _DEADLINE = 0.95  # of a time limit
 _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
 
@@ -45,7 +45,7 @@ Made = list[list[Projection]]
 
 @dataclass
 class Refit:
-    """The fit of a whole model as it was: its weights, what they become, and what calibration found."""
+    """The second fit of a model: its original weights, their structures, and its calibration."""
 
     model: nn.Module
     units: Sequence[Unit]
@@ -78,7 +78,7 @@ class Refit:
         return made if stages else None
 
     def _order(self, wanted: set[int]) -> tuple[list[list[int]], Cost]:
-        """The weights in the order in which they run, those of the same inputs together; a batch's cost."""
+        """The weights in the order in which they run, grouped by common inputs; and the cost of a batch."""
         seen = self.data.seen[0]
         order: list[tuple[int, Tensor]] = []
         shapes: dict[int, torch.Size] = {}
@@ -108,7 +108,7 @@ class Refit:
         return groups, Cost(run, sums, rows / n)
 
     def _affordable(self, groups: int, cost: Cost) -> tuple[int, int]:
-        """How many batches to take, and in how many stages; on average a stage runs half of either model."""
+        """The number of batches and of stages. On average a stage runs half of each model."""
         most = len(self.data.seen)
         least = min(most, math.ceil(ROWS / max(cost.rows, 1e-9)))
         for batches in range(most, least - 1, -1):
@@ -118,7 +118,7 @@ class Refit:
         return least, min(groups, STAGES)
 
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
-        """New projections of some weights, by the inputs that all before them give as they are now."""
+        """New projections of some weights, for the inputs that the current model gives them."""
         weights = dense_parameters(self.units, made)
         pairs = _Pairs(part)
         for seen in self.data.seen[:batches]:
@@ -134,7 +134,7 @@ class Refit:
     def _run(
         self, weights: Mapping[str, Tensor], batch: Any, wanted: set[int], look: Callable[..., None]
     ) -> None:
-        """Run the model, with other weights, until all units that are wanted had their inputs looked at."""
+        """Run the model with other weights until `look` has seen the inputs of all wanted units."""
         left = set(wanted)
 
         def hook(i: int) -> Callable[..., None]:
@@ -169,9 +169,9 @@ class Refit:
 
 
 class Cost(NamedTuple):
-    """Of a batch: multiply-adds to run the model, and to sum up the moments of all weights.
+    """The cost of a batch in multiply-adds: to run the model, and to add up the moments of all weights.
 
-    And its rows that count, for each entry of the longest input.
+    `rows` is its number of rows that count, for each entry of the longest input.
     """
 
     run: int
@@ -180,7 +180,7 @@ class Cost(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """C and D of a weight, as sums over so many rows."""
+    """C and D of a weight, summed over `rows` rows."""
 
     C: Tensor
     D: Tensor
@@ -188,30 +188,30 @@ class Moments(NamedTuple):
 
 
 class _Pairs:
-    """The inputs of some weights as they have become and as they were, in pairs, summed up."""
+    """Sums over pairs of inputs of some weights: in the compressed and in the original model."""
 
     def __init__(self, part: Sequence[int]) -> None:
         self._part = part
         self._weights: dict[int, Tensor] = {}
         self._inputs: dict[int, list[Tensor]] = {}
         self.moments: dict[int, Moments] = {}
-        self.unpaired: set[int] = set()  # rows that come depend on values, as for experts
+        self.unpaired: set[int] = set()  # which rows come depends on values, as for experts
 
     def begin(self, seen: Seen) -> None:
         self._weights, self._inputs = seen.weights, {i: [] for i in self._part}
 
     def keep(self, i: int, module: nn.Module, x: Tensor) -> None:
-        """What the compressed model gives."""
+        """Keep the inputs in the compressed model."""
         self._inputs[i].append(input_rows(module, x).clone())
 
     def add(self, i: int, module: nn.Module, x: Tensor) -> None:
-        """What the original gives, after that."""
+        """Pair them with the inputs in the original model."""
         X = input_rows(module, x)
         Y = self._inputs[i].pop(0) if self._inputs[i] else X[:0]
         if X.shape != Y.shape:
             self.unpaired.add(i)
             return
-        X, Y = (t if t.dtype == torch.float64 else t.float() for t in (X, Y))  # sums want the digits
+        X, Y = (t if t.dtype == torch.float64 else t.float() for t in (X, Y))  # sums need the digits
         weight, weighted = self._weights.get(len(Y)), Y
         if weight is not None:
             weight = weight.to(Y)
@@ -233,4 +233,4 @@ class _Pairs:
 
 
 class _EnoughError(Exception):
-    """All inputs that are wanted were seen."""
+    """All wanted inputs were seen."""

@@ -1,4 +1,4 @@
-"""Structured modules in the place of dense ones, by a plan or by their descriptions, and back."""
+"""Replacing dense modules by structured ones, from a plan or a description, and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPLACED = (StructuredLinear, StructuredPointwise, StructuredAttention, Structur
 
 
 def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
-    """What holds the matrices of a structured module, by the names of its parts."""
+    """The layers or stacks that hold a structured module's matrices, by part name."""
     if isinstance(module, StructuredPointwise):
         module = module.linear
     if isinstance(module, StructuredLinear):
@@ -37,9 +37,9 @@ def holders(module: nn.Module) -> dict[str, StructuredLinear | MatrixStack]:
 
 
 def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
-    """The structured module in the place of a dense one; the numbers of its matrices are still to come.
+    """A structured module for a dense one, with matrices that are not filled yet.
 
-    What the plan has no structure for stays dense.
+    Parts without a structure in the plan stay dense.
     """
     if isinstance(old, nn.MultiheadAttention):
         parts = split_attention(old)
@@ -54,13 +54,13 @@ def replacement(old: nn.Module, plan: Mapping[str, Structure]) -> nn.Module:
 def install(
     model: nn.Module, done: Iterable[tuple[Unit, Structure, list[Projection]]], *, copy: bool
 ) -> None:
-    """Build every replacement, with copies of the projections' tensors or these themselves; put them in."""
+    """Build every replacement from the projections' tensors, or copies of them, and put it into the model."""
     parts: dict[nn.Module, dict[str, tuple[Structure, list[Projection]]]] = defaultdict(dict)
     for unit, structure, found in done:
         for part in unit.places if found else []:
             parts[part.module][part.name] = structure, found
     made: dict[nn.Module, nn.Module] = {}
-    leaders: dict[int, Any] = {}  # what holds a projection first
+    leaders: dict[int, Any] = {}  # the first holder of each projection
     for module, some in parts.items():
         made[module] = replacement(module, {name: structure for name, (structure, _) in some.items()})
         for name, holder in holders(made[module]).items():
@@ -92,10 +92,10 @@ def _linear(old: nn.Module, structure: Structure) -> StructuredLinear:
 
 
 def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
-    """The structured module of an entry, in the place of a dense one; its numbers are still to be loaded.
+    """A structured module as an entry describes it, for a dense one; its numbers are not loaded yet.
 
     Raises:
-        ValueError: where the dense one is of another kind or shape.
+        ValueError: if the dense module has another kind or shape.
     """
     parts = parts_of(old)
     kind = next((part.kind for part in parts.values()), None)
@@ -110,7 +110,7 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
         entries = entry["parts"]
     elif kind in RECURRENT:
         inputs = [name for name in parts if name.startswith("weight_ih")]
-        entries = entry.get("weights") or dict.fromkeys(inputs, entry)  # without: the same for all inputs
+        entries = entry.get("weights") or dict.fromkeys(inputs, entry)  # default: the same for all
     if unknown := [name for name in entries if name not in parts]:
         raise ValueError(f"a {type(old).__name__} of these sizes has no {unknown[0]}")
     named = {key: Structure(one["structure"], one["rank"], **one["options"]) for key, one in entries.items()}
@@ -120,7 +120,7 @@ def build(old: nn.Module, entry: Mapping[str, Any]) -> nn.Module:
 
 
 def _check_sizes(found: Entry, entry: Mapping[str, Any]) -> None:
-    """Raise where a module is of other sizes than an entry; its structures are those of the entry."""
+    """Raise if a module's sizes differ from an entry's; its structures come from the entry."""
     for key, value in found.items():
         if key in ("structure", "rank", "options", "weights"):
             continue
@@ -132,11 +132,11 @@ def _check_sizes(found: Entry, entry: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def materialize_(model: nn.Module) -> nn.Module:
-    """Put dense layers back where structured ones stand, in place: the same function, torch's own layers.
+    """Replace structured layers by torch's dense layers, in place. The model computes the same function.
 
-    StructuredLinear becomes nn.Linear (also where a Hugging Face Conv1D once stood), and what `compress_`
-    put for convolutions, attention and recurrent layers becomes torch's. Weights that were tied stay so, and
-    so do subclasses with a `forward` of their own.
+    StructuredLinear becomes nn.Linear, even if `compress_` replaced a Hugging Face Conv1D. The structured
+    convolutions, attention and recurrent layers of `compress_` become torch's. Tied weights stay tied.
+    Subclasses with their own `forward` stay structured.
 
     Returns:
         The model.
@@ -165,7 +165,7 @@ def materialize_(model: nn.Module) -> nn.Module:
             new: nn.Module = dense_linear(linear)
             if isinstance(module, StructuredPointwise):
                 new = _convolution(new, module.stride)
-            # What is not a parameter but computed, by a parametrization, say, is the layer's own.
+            # A tensor that a parametrization computes belongs to this layer alone.
             owned = {**linear._buffers, **linear._parameters}
             names = (*linear._learned, *linear.structure.drawn)
             weight = cast(nn.Parameter, new._parameters["weight"])

@@ -19,16 +19,16 @@ from .candidates import Weight
 from .structure import DENSE, Structure
 
 VECTORS = 64  # at a time, for what a report says of latencies
-FITTED = "the loader gave less than 4 batches, so outputs were compared on one that was fitted too"
+FITTED = "the loader gave fewer than 4 batches, so outputs were compared on a batch that was also fitted"
 
 
 @dataclass(frozen=True)
 class LayerReport:
     """One weight, and what it became.
 
-    `multiply_adds` are of one input vector, by the formulas of the classes (None for a class of your
-    own); `residual` is |W - M| / |W|, and `weighted_residual` counts errors by the activations. The
-    latencies, in milliseconds, are there after a budget of latency.
+    `multiply_adds` count one input vector, by the formulas of the classes (None for a class of your own).
+    `residual` is |W - M| / |W|; `weighted_residual` weights errors by the activations. Latencies are in
+    milliseconds.
     """
 
     name: str
@@ -55,10 +55,10 @@ class LayerReport:
 class CompressionReport:
     """What `compress_` did: its layers, what was left alone and why, and the sizes of the whole model.
 
-    `distance` is that of the model's outputs from the original's on batches that were held out, or as a note
-    says, where there was a loader: the relative error, or for logits the mean divergence of the softmax.
-    `notes` say what the search left out. Latencies are of the layers alone, one after the other, with
-    `vectors` at a time. `elsewhere` is the kind of module with most of the other parameters, and their bytes.
+    `distance` compares the model's outputs with the original's on held-out batches, if there was a loader:
+    the relative error, or for logits the mean divergence of the softmax. `notes` say what the search skipped.
+    Latencies are those of the layers alone, one after the other, with `vectors` at a time. `elsewhere` is the
+    kind of module that holds most of the other parameters, and their bytes.
     """
 
     layers: tuple[LayerReport, ...]
@@ -73,7 +73,7 @@ class CompressionReport:
 
     @property
     def summary(self) -> str:
-        """What it comes to, in a few sentences."""
+        """The result in a few sentences."""
         if not self.parameters_before:
             return "Nothing was replaced."
         layers = _percent(self.parameters_before, self.parameters_after)
@@ -82,7 +82,7 @@ class CompressionReport:
         if layers != model and self.elsewhere is not None:
             said += f", because {self.elsewhere[1] / 1e6:.3g} MB of it are in {self.elsewhere[0]} modules"
         if self.distance is None:
-            return f"{said}. What the outputs lost is not known: there was no loader."
+            return f"{said}. The error of the outputs is unknown without a loader."
         where = "your batches" if FITTED in self.notes else "batches held out"
         if self.logits:
             more = 100 * math.expm1(min(self.distance, 50.0))
@@ -97,7 +97,7 @@ class CompressionReport:
 
     @property
     def parameters_before(self) -> int:
-        """Of the weights that could be replaced, those that stay dense with them."""
+        """Parameters of all weights that could be replaced, including those that stay dense."""
         return sum(layer.parameters_before for layer in self.layers)
 
     @property
@@ -120,7 +120,7 @@ class CompressionReport:
 
     @property
     def latency_before(self) -> float | None:
-        """Milliseconds of the layers one after the other, None where they were not measured."""
+        """Milliseconds of the layers one after the other; None if they were not measured."""
         return _sum([layer.latency_before for layer in self.layers])
 
     @property
@@ -129,7 +129,7 @@ class CompressionReport:
 
     @property
     def slower(self) -> list[str]:
-        """Weights that were measured to take longer than before, by a tenth or more."""
+        """Weights that take at least a tenth longer than before."""
         return [one.name for one in self.layers if (one.latency_after or 0) > 1.1 * (one.latency_before or 0)]
 
     def to_json(self) -> str:
@@ -196,7 +196,7 @@ def described(
     made: Sequence[Sequence[Projection]],
     watch: Stopwatch | None,
 ) -> tuple[int, tuple[LayerReport, ...]]:
-    """The rows of a report, and for how many vectors their milliseconds are: of at least a short look."""
+    """The rows of a report, and the number of vectors in a timed call."""
     watch = watch or Stopwatch(VECTORS, 3, 0.002)
     return watch.batch, tuple(map(partial(_describe, watch), weights, structures, made))
 
@@ -204,7 +204,7 @@ def described(
 def _describe(
     watch: Stopwatch, weight: Weight, structure: Structure, found: Sequence[Projection]
 ) -> LayerReport:
-    """The row of a weight that became these projections; of one that stays dense, of none."""
+    """The row of a weight and its projections (none if it stays dense)."""
     matrices, (before, after) = weight.matrices, watch(weight, [DENSE, structure])
     operations = [structure.multiply_adds(*W.shape) for W in matrices]
     known = [count for count in operations if count is not None]

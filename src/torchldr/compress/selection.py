@@ -13,12 +13,12 @@ from .sharing import price_of, share_out, whole_plans
 from .structure import DENSE, Structure, matching
 
 Spec = Budget | Structure | Mapping[str, Structure]
-SHARE = 0.7  # of a time limit, after which no further class is looked at
-WORK = 6e7  # of quick projections that are tried, as `work_of` counts it: a minute or so
+SHARE = 0.7  # of a time limit, after which no further class is tried
+WORK = 6e7  # limit of all quick projections, as `work_of` counts it: about a minute
 PILOTS = 2  # weights of one shape that a slow class is tried on before all others are
 _CHEAP = 1 << 16  # entries up to which a class is tried without pilots
-_MANY = 1 << 24  # entries of all weights up to which each has bounds
-Tasks = list[tuple[int, Structure]]  # of a weight, by its place, and a structure for it
+_MANY = 1 << 24  # entries of all weights up to which every weight gets bounds
+Tasks = list[tuple[int, Structure]]  # a weight's index and a structure for it
 Groups = dict[tuple[str, int, int], Tasks]  # by class and shape
 
 
@@ -26,20 +26,20 @@ Groups = dict[tuple[str, int, int], Tasks]  # by class and shape
 class Choices:
     """What was found for the weights.
 
-    `alone` is the best plan of one class and dense weights, shared out by error, if any, and `uniform` are
-    plans of one class with the same share for all. Both may do better than they promise.
+    `alone` has the best plan that uses one class and dense weights, shared out by error. `uniform` has plans
+    of one class with the same share for every weight. Measured on the outputs, either may beat `structures`.
     """
 
     structures: list[Structure]  # one for each weight
     stays: dict[str, str] = field(default_factory=dict)  # why weights stay dense, by name
     alone: list[list[Structure]] = field(default_factory=list)
     uniform: list[list[Structure]] = field(default_factory=list)
-    notes: tuple[str, ...] = ()  # what was not looked at, and why
-    watch: Stopwatch | None = None  # that has timed them, under a budget of latency
+    notes: tuple[str, ...] = ()  # what was skipped, and why
+    watch: Stopwatch | None = None  # the timings, for a latency budget
 
 
 def check_spec(who: str, spec: object) -> None:
-    """Raise for what is neither a budget nor a plan."""
+    """Raise unless this is a budget or a plan."""
     if isinstance(spec, Mapping):
         for key, value in spec.items():
             if not isinstance(key, str):
@@ -56,7 +56,7 @@ def check_spec(who: str, spec: object) -> None:
 
 
 def check_room(who: str, spec: Spec, weights: Sequence[Weight], names: Sequence[str]) -> None:
-    """Raise for a budget of parameters or bytes that no candidates fit, before anything slow is done."""
+    """Raise for a budget of parameters or bytes that is too small for any candidates, before slow work."""
     if isinstance(spec, Structure | Mapping | Latency) or not weights:
         return
     limit, unit, costs = allowance(spec, weights)
@@ -71,10 +71,10 @@ def check_room(who: str, spec: Spec, weights: Sequence[Weight], names: Sequence[
 
 
 def _candidates(names: Sequence[str], weight: Weight) -> list[Structure]:
-    """What a weight may become, of these classes."""
+    """The structures of these classes that a weight may become."""
     search = Search(names)
     structures = [s for name in names for s in search.structures(name, weight)]
-    if not structures:  # all of them would take long: the smallest then, rather than none
+    if not structures:  # all would take long: take the smallest rather than none
         least = Search(names, usual=(1,), work=None)
         structures = [s for name in names for s in least.structures(name, weight)]
     return structures
@@ -111,10 +111,10 @@ def chosen(
 class _Look:
     """Candidates for every weight: low rank at once, other classes where they could be chosen.
 
-    Projections in a metric are slow. So a class is left out where a lower bound of its error says that no
-    budget would choose it; and of large weights it is tried on `PILOTS` of each shape first, in the plain
-    norm, which takes a fraction of the time: where low rank is better there, it is not tried on the others.
-    (Low rank stands for all classes whose nearest members of every rank come from one decomposition.)
+    Projections in a metric are slow. So a class is skipped if a lower bound of its error rules it out. On
+    large weights it is first tried on `PILOTS` of each shape, in the plain norm, which is much faster; if low
+    rank is better there, the class is skipped for that shape. ("Low rank" means every class whose nearest
+    members of all ranks come from one decomposition.)
     """
 
     names: Sequence[str]  # of the classes
@@ -127,7 +127,7 @@ class _Look:
         self.notes: list[str] = []
         self.work = WORK
         self.shapes = [(int(m), int(n)) for m, n in (weight.matrices[0].shape for weight in self.weights)]
-        self.low: list[list[Structure]] = []  # of low rank, of each weight
+        self.low: list[list[Structure]] = []  # each weight's structures of low rank
 
     def rows(self) -> list[list[Candidate]]:
         """The candidates of every weight, the weight itself among them, by growing cost."""
@@ -153,7 +153,7 @@ class _Look:
                     large[key].append((i, s))
         self._try(small)
         self._try([task for key, tasks in large.items() if key in won for task in tasks])
-        bare = [i for i, each in enumerate(others) if each and not self.errors[i]]  # for want of time
+        bare = [i for i, each in enumerate(others) if each and not self.errors[i]]  # the time ran out
         self._try([(i, self._cheapest(i, others[i])) for i in bare], hurry=False)
         return [self._row(i, errors) for i, errors in enumerate(self.errors)]
 
@@ -166,10 +166,10 @@ class _Look:
         return charged(row, self.costs(self.weights[i], [candidate.structure for candidate in row]))
 
     def _hopeful(self, bounds: Errors) -> tuple[Tasks, Groups]:
-        """Which other structures a budget could choose: small ones, to try at once, and groups of others.
+        """The other structures that a budget could choose: small ones, and large ones in groups.
 
-        In the plain norm, with low rank alone, the budget has a price for each unit of cost. A structure
-        whose error is at least its bound is not chosen where low rank has a lower sum of error and price.
+        With low rank alone, in the plain norm, the budget sets a price for each unit of cost. A structure is
+        ruled out if its bound plus its price exceeds the best such sum of low rank.
         """
         rows = [self._row(i, errors) for i, errors in enumerate(self.plain)]
         price = price_of(rows, self.limit) if all(self.low) else 0.0
@@ -192,7 +192,7 @@ class _Look:
         return small, large
 
     def _bounded(self) -> set[int]:
-        """Which weights get bounds for all classes: of a large model small ones and some of each shape."""
+        """The weights that get bounds for all classes; in a large model small ones and two of each shape."""
         sizes = [m * n for m, n in self.shapes]
         if sum(sizes) <= _MANY or not all(self.low):
             return set(range(len(sizes)))
@@ -202,7 +202,7 @@ class _Look:
         return {*first.values(), *last.values(), *cheap}
 
     def _try(self, tasks: Tasks, plain: bool = False, hurry: bool = True) -> None:
-        """Errors of these in the metric or the plain norm; in a hurry as far as work and a time limit go."""
+        """Compute the errors of these tasks; in a hurry only as far as work and time limit allow."""
         given: list[Task] = [
             (i, [s]) for i, s in sorted(tasks, key=lambda task: (task[1].rank or 0, task[0]))
         ]
@@ -213,10 +213,10 @@ class _Look:
         for known, new in zip(self.plain if plain else self.errors, found, strict=True):
             known |= new
         if missed := len(tasks) - sum(map(len, found)):
-            self.notes.append(f"{missed} candidates were not looked at: they would take long")
+            self.notes.append(f"{missed} candidates were skipped: they would take long")
 
     def _wins(self, i: int, structure: Structure) -> bool:
-        """Whether a structure is better than low rank with no more parameters, in the plain norm."""
+        """Whether a structure beats low rank at equal or lower cost, in the plain norm."""
         if structure not in self.plain[i]:
             return False
         row = {c.structure: c for c in self._row(i, self.plain[i])}
@@ -226,7 +226,7 @@ class _Look:
 
 
 def _pilots(tasks: Tasks) -> Tasks:
-    """What to try of a class and shape first: some weights, at their lowest rank if it has ranks."""
+    """The first tasks of a class and shape: a few weights, at their lowest rank."""
     places = list(dict.fromkeys(i for i, _ in tasks))[:PILOTS]
     lowest = {i: min((s.rank or 0) for j, s in tasks if j == i) for i in places}
     return [(i, s) for i, s in tasks if i in lowest and (s.rank or 0) == lowest[i]]
@@ -238,7 +238,7 @@ def planned(
     left: Mapping[str, str],
     who: str = "compress_",
 ) -> list[Structure]:
-    """The structure that a plan has for every weight, checked against its shapes.
+    """A plan's structure for every weight, checked against its shape.
 
     Raises:
         ValueError: for an entry that matches nothing, or a structure that does not fit.

@@ -1,7 +1,7 @@
-"""What the steps of one call share: seed, time limit, progress, and the metric of every weight.
+"""Shared state of one call: seed, time limit, progress, and the metric of every weight.
 
 Results depend on the model, the data and the seed. Work is counted: rows, multiply-adds, estimated
-microseconds of a projection. Only a time limit that the user sets looks at the clock.
+microseconds of a projection. The clock matters only if the user sets a time limit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Session:
     """One call's state.
 
     Attributes:
-        seed: of projections and random directions.
+        seed: random seed of projections and directions.
         time_limit: in seconds; None for no limit.
         report: called with (stage, done, total).
-        metrics: what errors of weights count by, by their names; of others, by the number of entries.
+        metrics: metrics of the weights' errors by name; other weights count by their number of entries.
     """
 
     seed: int = 0
     time_limit: float | None = None
     report: Report = silent
     metrics: dict[str, Metric] = field(default_factory=dict)
-    partial: bool = False  # an interrupt ends the work where there are results already
+    partial: bool = False  # an interrupt returns the results so far, if there are any
     interrupted: bool = False
     begun: float = field(default_factory=time.monotonic)
 
@@ -49,7 +49,7 @@ class Session:
         return None if self.time_limit is None else self.begun + share * self.time_limit
 
     def metric(self, weight: Weight) -> Metric:
-        """What errors of a weight count by: a copy, whose roots go with it, since all together are large."""
+        """The metric of a weight's errors. A copy, so that its large cached roots are freed."""
         known = self.metrics.get(weight.name)
         return PLAIN.relative(weight.size, weight.matrices) if known is None else replace(known)
 
@@ -62,7 +62,7 @@ def check_count(who: str, **values: object) -> None:
 
 
 def check_time(who: str, time_limit: Any) -> None:
-    """Raise for what is neither None nor a positive number of seconds."""
+    """Raise unless this is None or a positive number of seconds."""
     if time_limit is None:
         return
     if (

@@ -1,4 +1,4 @@
-"""A budget shared out over weights: one candidate for each, by what errors and costs add up to."""
+"""Sharing out a budget over weights: one candidate for each, for the smallest total error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .structure import Structure
 
 
 def price_of(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
-    """The error that a unit of cost is worth where the budget is spent, by bisection."""
+    """The error per unit of cost at which the budget is spent, by bisection."""
     low, high = 0.0, max((c.error for row in rows for c in row), default=0.0) + 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -20,9 +20,10 @@ def price_of(rows: Sequence[Sequence[Candidate]], limit: float) -> float:
 
 
 def whole_plans(rows: Sequence[Sequence[Candidate]], limit: float) -> list[list[list[Structure]]]:
-    """Plans of one class for all weights, for every class that can, by growing error.
+    """Plans with one class for all weights, for every class that fits, by growing error.
 
-    First what `share_out` makes of the class and dense weights, then the same share for every weight.
+    The first list is shared out (`share_out`) between the class and dense weights; the second gives every
+    weight the same share.
     """
     dense = [next(c for c in row if c.structure.is_dense) for row in rows]
     share = limit / (sum(c.cost for c in dense) or 1.0)
@@ -46,8 +47,8 @@ def share_out(
 ) -> list[Candidate]:
     """One candidate for each weight, with costs of at most `limit` together.
 
-    Every weight starts at its cheapest candidate. Then, again and again, the step that lowers the sum of
-    errors most for what it costs is taken, among those that still fit. Choices come by growing cost.
+    Every weight starts at its cheapest candidate. Then the loop repeatedly takes the step with the largest
+    decrease of the total error per unit of cost, among those that still fit. `choices` are sorted by cost.
 
     Raises:
         ValueError: where even the cheapest candidates do not fit.
@@ -82,7 +83,7 @@ def _slope(now: Candidate, then: Candidate) -> float:
 
 
 def _step(row: Sequence[Candidate], now: Candidate, rest: float) -> Candidate | None:
-    """The best step from here that fits, if any lowers the error."""
+    """The best step that fits and lowers the error, or None."""
     fits = [c for c in row if 0 <= c.cost - now.cost <= rest and c.error < now.error]
     return max(fits, key=lambda c: _slope(now, c), default=None)
 

@@ -1,6 +1,6 @@
-"""A compressed model in a folder: safetensors for the numbers, a JSON manifest for what they mean.
+"""A compressed model in a folder: safetensors for the numbers, a JSON manifest for their meaning.
 
-The manifest holds checksums of the tensors and of itself. Manifests of version 0.1 have none of themselves.
+The manifest holds checksums of the tensors and of itself; manifests of version 0.1 lack the latter.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .replacing import build
 
 _WHO = "load_compressed"
 FORMAT, MANIFEST = "torchldr.compressed", "manifest.json"
-VERSIONS = (1, 2)  # 2 says in the layers' entries which are rounded
+VERSIONS = (1, 2)  # version 2 marks rounded layers in their entries
 _CHECKSUM = "sha256"
 
 
 def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write a model with structured layers to a folder, which `load_compressed` reads.
 
-    The tensors file is named by its checksum and the manifest is replaced last, in one step: whoever
-    reads the folder finds the old model or the new one, never a mixture. Tied tensors are written once.
+    The tensors file is named after its checksum, and the manifest is replaced last, in one step. So a reader
+    finds either the old model or the new one, never a mixture. Tied tensors are written once.
 
     Args:
         model: any module; its whole state_dict is written.
-        folder: made where it does not exist.
+        folder: created if it does not exist.
     """
     check_model("save_compressed", model)
     write_folder("save_compressed", Path(folder), model.state_dict(keep_vars=True), descriptions(model))
@@ -47,7 +47,7 @@ def save_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 def write_folder(
     who: str, path: Path, state: Mapping[str, Any], layers: Mapping[str, Any], **more: Any
 ) -> None:
-    """Write tensors by name and a manifest with these layers, and more entries; `who` does, for errors."""
+    """Write tensors by name and a manifest with these layers and entries. Errors begin with `who`."""
     save = safetensors_torch(who).save
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -86,11 +86,11 @@ def write_folder(
 
 
 def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
-    """Give a model the layers and the numbers that `save_compressed` wrote, in place.
+    """Load the layers and numbers that `save_compressed` wrote into a model, in place.
 
     Args:
-        model: of the same architecture as the one that was compressed, with dense layers or with the
-            structured ones already. Its device and dtype stay.
+        model: a model of the original architecture, dense or with the same structured layers. It keeps its
+            device and dtype.
         folder: what `save_compressed` wrote.
 
     Returns:
@@ -98,8 +98,8 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
 
     Raises:
         FileNotFoundError: where a file of the folder is missing.
-        ValueError: where the folder is damaged or does not fit the model, naming the layer; the model is
-            then as it was.
+        ValueError: if the folder is damaged or does not fit the model. The message names the layer, and the
+            model is unchanged.
     """
     check_model(_WHO, model)
     check_unclaimed(_WHO, model)
@@ -116,7 +116,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
         old = modules[name]
         first, known = entries.setdefault(old, (name, entry))
         if known != entry:
-            raise _misfit(f"{name} and {first} are one layer here and were two")
+            raise _misfit(f"{name} and {first} are one layer in the model but two in the folder")
         if first != name or describe(old) == entry:
             continue
         if name == "":
@@ -129,7 +129,7 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
         try:
             made[old] = build(old, entry)
         except Exception as error:
-            # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
+            # The manifest's values reach every class, so any error means a bad manifest.
             raise _misfit(f"{name}: {error}") from None
     replace_modules(model, made)
     try:
@@ -150,9 +150,10 @@ def load_compressed(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modu
 
 
 def _without_integers(model: nn.Module, state: dict[str, Tensor]) -> tuple[set[str], dict[str, Tensor]]:
-    """The modules whose weights are integers in the folder and not yet here; the tensors with floats there.
+    """The modules whose weights are integers only in the folder, and the tensors with floats in their place.
 
-    These floats have the right shape alone: `quantize_` makes room for the integers when all else has fitted.
+    These floats have the right shape and no meaning: `quantize_` makes room for the integers after all else
+    has fitted.
     """
     wanted, rounded, floats = model.state_dict(keep_vars=True), set(), dict(state)
     for key, integers in state.items():
@@ -179,13 +180,13 @@ def _misfit(what: str, who: str = _WHO) -> ValueError:
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
-    """Of all entries but the checksum itself, however they are laid out."""
+    """The checksum of all other entries, independent of their layout."""
     content = {key: value for key, value in manifest.items() if key != _CHECKSUM}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(who: str, path: Path) -> dict[str, Any]:
-    """The manifest of a folder, checked; `who` reads it, for errors."""
+    """The checked manifest of a folder. Errors begin with `who`."""
     file = path / MANIFEST
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
@@ -215,7 +216,7 @@ def read_manifest(who: str, path: Path) -> dict[str, Any]:
 
 
 def read_tensors(who: str, path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a folder by name, tied ones under all of theirs."""
+    """The tensors of a folder by name; tied ones appear under all their names."""
     name, checksum = manifest["tensors"].get("file", ""), manifest["tensors"].get("sha256")
     if Path(name).name != name or not name.isprintable() or not name.endswith(".safetensors"):
         raise _misfit(f"the tensors file must lie in the folder itself, got {name!r}", who)
@@ -227,7 +228,7 @@ def read_tensors(who: str, path: Path, manifest: dict[str, Any]) -> dict[str, Te
     except ImportError:
         raise
     except Exception as error:
-        # safetensors raises several classes of its own; all say that the content is not what it should be.
+        # safetensors raises several classes of its own, all for damaged content.
         raise _misfit(f"{path / name} cannot be read ({error})", who) from None
     if {key: list(value.shape) for key, value in state.items()} != manifest["shapes"]:
         raise _misfit(f"the shapes in {MANIFEST} are not those of {name}", who)
@@ -238,7 +239,7 @@ def read_tensors(who: str, path: Path, manifest: dict[str, Any]) -> dict[str, Te
 
 
 def _retie(model: nn.Module, aliases: dict[str, str], new: set[nn.Module]) -> None:
-    """Tie the tensors of new modules as they were; weights to be quantized are tied as floats."""
+    """Tie the tensors of new modules as in the folder; weights to be quantized are tied as floats."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for pair in aliases.items():
         (owner, _, leaf), (source, _, root) = (_float_name(key).rpartition(".") for key in pair)
@@ -250,13 +251,13 @@ def _retie(model: nn.Module, aliases: dict[str, str], new: set[nn.Module]) -> No
 
 
 def _float_name(key: str) -> str:
-    """The name that a weight has before `quantize_`; other names as they are."""
+    """A weight's name before `quantize_`; other names stay."""
     owner, mark, name = key.rpartition("parametrizations.")
     return owner + name.removesuffix(".original1") if mark and key.endswith(".original1") else key
 
 
 def _without_extras(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without buffers that the model does not keep, such as positions that old files hold."""
+    """The tensors without buffers that the model no longer has, such as the positions in old files."""
     wanted, modules = model.state_dict(keep_vars=True), dict(model.named_modules(remove_duplicate=False))
 
     def needed(key: str, value: Tensor) -> bool:
@@ -273,7 +274,7 @@ def _check_state(model: nn.Module, state: dict[str, Tensor]) -> None:
         if key not in state:
             owner, _, leaf = key.rpartition(".")
             computed = any(other.startswith(f"{owner}.parametrizations.{leaf}.") for other in state)
-            why = ", where a parametrization computes it: the model needs the same one" if computed else ""
+            why = "; a parametrization computes it there, so the model needs the same one" if computed else ""
             raise _misfit(f"{key} of the model is not in the folder{why}")
         if isinstance(value, Tensor) and value.is_meta:
             raise _misfit(f"{key} of the model is on the meta device: call model.to_empty(device=..) first")

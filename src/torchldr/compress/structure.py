@@ -1,4 +1,4 @@
-"""What to put where: the frozen `Structure`, and plans, which give names and patterns one, also as JSON."""
+"""`Structure`, and plans, which map names and patterns to structures; both as JSON too."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FORM = '{"name or pattern": {"structure": "ldr_sd", "rank": 4, "options": {}}, 
 
 @dataclass(frozen=True, init=False)
 class Structure:
-    """A structured class with its rank and options: what a layer's weight becomes.
+    """A structured class with its rank and options, for a layer's weight.
 
     Args:
         name: of a structured class (`torchldr.structures()` lists them). "dense" leaves a layer alone.
-        rank: of the class's generators; None means 1, or nothing for a class without a rank.
+        rank: number of generator pairs; None means 1, or no rank for a class without one.
         **options: the class's own options, such as `block_size`.
 
     Examples:
@@ -67,13 +67,13 @@ class Structure:
         return dict(self.items)
 
     def parameters(self, out_features: int, in_features: int) -> int:
-        """How many parameters a matrix of this shape has; an error where the rank is too large for it."""
+        """The number of parameters of a matrix of this shape; an error if the rank is too large for it."""
         cls = self.cls
         shapes = cls.check_shapes(out_features, in_features, self.rank, cls.check_options(self.options))
         return sum(map(math.prod, shapes.values()))
 
     def parameters_of(self, matrices: Sequence[Tensor]) -> int:
-        """How many parameters matrices of these shapes have together."""
+        """The total number of parameters of matrices of these shapes."""
         return sum(self.parameters(*W.shape) for W in matrices)
 
     def multiply_adds(self, out_features: int, in_features: int) -> int | None:
@@ -86,7 +86,7 @@ class Structure:
         return None if count is None else round(count)
 
     def stored_bytes(self, matrices: Sequence[Tensor]) -> int:
-        """The bytes that matrices of these shapes and dtypes take, drawn constants with them.
+        """The bytes of matrices of these shapes and dtypes, including their random constants.
 
         >>> W = torch.zeros(64, 64)
         >>> Structure("low_rank", 2).stored_bytes([W]), Structure("fastfood").stored_bytes([W])
@@ -110,7 +110,7 @@ DENSE = Structure(next(name for name, cls in structures().items() if not cls.str
 
 
 def matching(plan: Mapping[str, Structure], names: Iterable[str]) -> str | None:
-    """The key that decides for a layer with these names: exact before longer before later.
+    """The key that applies to a layer with these names: an exact one, else the longest, else the latest.
 
     >>> plan = {"*": Structure("low_rank"), "head": Structure("ldr_sd"), "*.q": Structure("circulant")}
     >>> [matching(plan, [name]) for name in ("head", "body.q", "body.k")]
@@ -129,7 +129,7 @@ def matching(plan: Mapping[str, Structure], names: Iterable[str]) -> str | None:
 
 
 def structure_to_dict(structure: Structure) -> dict[str, Any]:
-    """A structure as JSON has it.
+    """A structure as a JSON object.
 
     >>> structure_to_dict(Structure("low_rank", 2))
     {'structure': 'low_rank', 'rank': 2, 'options': {}}
@@ -138,7 +138,7 @@ def structure_to_dict(structure: Structure) -> dict[str, Any]:
 
 
 def plan_to_dict(plan: Mapping[str, Structure]) -> dict[str, dict[str, Any]]:
-    """A plan as JSON has it."""
+    """A plan as a JSON object."""
     return {key: structure_to_dict(structure) for key, structure in plan.items()}
 
 
@@ -146,7 +146,7 @@ def plan_from_dict(plan: object, who: str = "plan") -> dict[str, Structure]:
     """The plan of a parsed JSON document; "rank" and "options" may be left out.
 
     Raises:
-        ValueError: for another form, an unknown structure or option, naming the entry; begins with `who`.
+        ValueError: for another form, or an unknown structure or option. The message names the entry.
 
     >>> plan_from_dict({"encoder.*": {"structure": "low_rank", "rank": 8}})
     {'encoder.*': Structure('low_rank', rank=8)}
@@ -173,8 +173,8 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Structure]:
     """The plan in a JSON file: for `compress_`, or for `torchldr compress --plan`.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        ValueError: where it holds no plan, naming the entry.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it holds no plan; the message names the entry.
     """
     file = Path(path)
     if not file.exists():

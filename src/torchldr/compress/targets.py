@@ -1,4 +1,4 @@
-"""Which weights of a model can be replaced, and which tensors they share."""
+"""The weights of a model that can be replaced, and the tensors they share."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ KINDS = {
     nn.Linear: "linear", nn.Conv2d: "conv2d", nn.MultiheadAttention: "attention", nn.LSTM: "lstm",
     nn.GRU: "gru",
 }  # fmt: skip
-RECURRENT = {"lstm": 4, "gru": 3}  # and how many gates they have
+RECURRENT = {"lstm": 4, "gru": 3}  # with their numbers of gates
 _UNPADDED = ((0, 0), "valid", "same")  # for a kernel of 1 x 1
 _HIDDEN = "multiplies the state, where errors grow from step to step: only with recurrent=True"
 
 
 @dataclass
 class Part:
-    """A weight of a module that can be replaced, as matrices (out, in): a parameter, or a third of one.
+    """A replaceable weight of a module, as matrices (out, in): a parameter, or a third of one.
 
-    That of a recurrent layer has a matrix for each gate, which take the same structure.
+    A weight of a recurrent layer has one matrix for each gate; all get the same structure.
     """
 
     module: nn.Module
-    names: list[str]  # that the model has for the module
+    names: list[str]  # the module's names in the model
     kind: str
     name: str  # in the module: "" for a layer with one weight, one of PROJECTIONS, or torch's
     path: str  # of the parameter, from the module
@@ -70,16 +70,15 @@ class Unit(Weight):
 
     @property
     def aliases(self) -> list[str]:
-        """The names that a plan may call it by: its own, and those of the modules that it is part of."""
+        """The names that a plan may use for it: its own, and those of its modules."""
         return list(dict.fromkeys(self.names + [name for part in self.places for name in part.names]))
 
 
 def parts_of(module: nn.Module, names: Sequence[str] = ("",)) -> dict[str, Part]:
     """What can be replaced in a module, by name, or nothing.
 
-    Subclasses of torch's layers are left alone: what their `forward` does is not known. So are layers
-    whose `forward` someone has replaced, or whose weight is computed from others (parametrizations, weight
-    norm).
+    Subclasses of torch's layers are left alone, because their `forward` is unknown. So are layers with a
+    replaced `forward` or a computed weight (parametrizations, weight norm).
     """
     kind = KINDS.get(type(module)) or ("conv1d" if _is_transposed(module) else None)
     if kind is None or why_not(module) is not None:
@@ -108,14 +107,14 @@ def parts_of(module: nn.Module, names: Sequence[str] = ("",)) -> dict[str, Part]
 
 
 def _is_patched(module: nn.Module) -> bool:
-    """Whether an object has a `forward` of its own. That of accelerate only moves inputs between devices."""
+    """Whether `forward` was replaced on the object. accelerate's does not count: it only moves inputs."""
     return "forward" in vars(module) and "_hf_hook" not in vars(module)
 
 
 def _is_transposed(module: nn.Module) -> bool:
     """Whether this is Hugging Face's Conv1D, y = x W + b, and not another class of that name.
 
-    Many models bring a copy of that class with them, so it is asked what it computes.
+    Many models bring their own copy of that class, so this checks what it computes.
     """
     if type(module).__name__ != "Conv1D" or not hasattr(module, "nf") or _is_patched(module):
         return False
@@ -130,7 +129,7 @@ def _is_transposed(module: nn.Module) -> bool:
         wanted = x @ weight if bias is None else x @ weight + bias
         try:
             found = type(module).forward(module, x)
-        except Exception:  # whatever a stranger's class says of such an input
+        except Exception:  # a foreign class may raise anything for such an input
             return False
     if not isinstance(found, Tensor) or found.shape != wanted.shape:
         return False
@@ -139,7 +138,7 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def why_not(module: nn.Module) -> str | None:
-    """Why a module that looks like one to replace is left alone; None for all others."""
+    """Why a module that looks replaceable is left alone; None for all others."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript: compress the model first" if "weight" in module._parameters else None
     if isinstance(module, _ConvNd) and not (
@@ -151,7 +150,7 @@ def why_not(module: nn.Module) -> str | None:
     if kind is None or isinstance(module, NonDynamicallyQuantizableLinear):
         return None  # the latter belongs to its attention
     if _is_patched(module):
-        return "its forward was replaced by another"
+        return "its forward was replaced"
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization"
     weight = module._parameters.get("weight")
@@ -169,12 +168,12 @@ def why_not(module: nn.Module) -> str | None:
 def find_units(
     model: nn.Module, filter_fn: FilterFn | None, min_features: int, recurrent: bool = False
 ) -> tuple[list[Unit], dict[str, str]]:
-    """The weights that may be replaced, tied ones together, and why others are left alone.
+    """The weights that may be replaced, tied ones together, and the reasons why others stay.
 
-    With `recurrent` those that multiply the state of an LSTM or GRU too.
+    With `recurrent` they include those that multiply the state of an LSTM or GRU.
 
     Raises:
-        ValueError: where the model is itself a layer, which cannot be replaced in place.
+        ValueError: if the model is itself a layer, which cannot be replaced in place.
     """
     if parts_of(model):
         raise ValueError(
@@ -208,7 +207,7 @@ def find_units(
             continue
         if parts:
             found[module] = parts
-    # An out_proj belongs to its attention, also where someone has put a plain nn.Linear there.
+    # An out_proj belongs to its attention, even if it is a plain nn.Linear.
     for module in list(found):
         if isinstance(module, nn.MultiheadAttention):
             found.pop(module.out_proj, None)
@@ -227,7 +226,7 @@ def _drop_shared(
     paths: Mapping[nn.Module, list[str]],
     left: dict[str, str],
 ) -> None:
-    """Leave alone what shares a weight with a module that stays dense, or is used there otherwise."""
+    """Leave modules alone whose weight is shared with one that stays dense or is of another kind."""
     holders: dict[int, list[nn.Module]] = defaultdict(list)
     for module in model.modules():
         for p in module._parameters.values():
@@ -255,13 +254,13 @@ def _drop_shared(
 
 
 def dense_parameters(units: Sequence[Unit], made: Sequence[Sequence[Any]]) -> dict[str, Tensor]:
-    """The parameters of a model with the dense matrices of projections in place of its weights, by name."""
+    """Parameters by name, with the dense matrices of the projections in place of the weights."""
     values: dict[str, Tensor] = {}
     for unit, found in zip(units, made, strict=True):
         if not found:
             continue
         matrices = [projection.matrix.to_dense() for projection in found]
-        part = unit.places[0]  # what is tied to it follows
+        part = unit.places[0]  # tied weights follow
         key, W = f"{part.names[0]}.{part.path}", torch.cat(matrices) if matrices[1:] else matrices[0]
         if part.third is None:
             values[key] = W.T if part.kind == "conv1d" else W.reshape(part.parameter.shape)
@@ -272,7 +271,7 @@ def dense_parameters(units: Sequence[Unit], made: Sequence[Sequence[Any]]) -> di
 
 
 def check_unwrapped(who: str, model: nn.Module) -> None:
-    """Errors for what is no model, or one that torch.distributed has taken over, whose layers must stay."""
+    """Raise unless this is a model that torch.distributed has not taken over."""
     check_model(who, model)
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -280,7 +279,7 @@ def check_unwrapped(who: str, model: nn.Module) -> None:
                 f"{who}: the model is wrapped in DistributedDataParallel, which keeps the parameters that "
                 "it was given; change the model first, then wrap it."
             )
-    tensors = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, nothing is sharded
+    tensors = sys.modules.get("torch.distributed.tensor")  # not imported: nothing is sharded
     if tensors is None:
         return
     for name, p in model.named_parameters():

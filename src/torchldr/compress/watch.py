@@ -1,4 +1,4 @@
-"""What a model's layers see at work: second moments of inputs and of gradients, added up in hooks."""
+"""Hooks that add up second moments of a model's inputs and gradients, layer by layer."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from .metric import Metric, widened
 from .outputs import LOGITS, called, counted, main_output
 from .targets import Part, Unit
 
-ENOUGH = 256  # rows for each entry of a vector, after which more say little
-WORK = 3e12  # multiply-adds, after which no further batch is looked at: a minute or so on two cores
-CALL = 10**7  # multiply-adds that calling a layer takes as long as
-_PASSES = 5  # products that a row costs, with second moments
-_ALL = 8  # rows for each entry of a vector that are all taken; after that, as many as a product costs
+ENOUGH = 256  # rows for each entry of a vector; more would change little
+WORK = 3e12  # multiply-adds after which no further batch runs: about a minute on two cores
+CALL = 10**7  # the overhead of calling a layer, in multiply-adds
+_PASSES = 5  # the cost of a row with its second moments, in products
+_ALL = 8  # all rows are taken up to this many for each entry of a vector; then as many as a product costs
 _INPUTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 _ARGUMENTS = ("query", "key", "value")
 
 
 @dataclass
 class Moments:
-    """Sums over the rows that a weight has seen."""
+    """Sums over the input rows of a weight."""
 
-    inputs: Tensor | None = None  # of w x x^T, with w = |g|^2 where gradients g are known and 1 elsewhere
-    counted: float = 0.0  # of w, over the rows that `inputs` has
-    outputs: Tensor | None = None  # of g g^T
-    rows: int = 0  # how many there were
-    total: float = 0.0  # of w over all rows; where outputs are not seen, of the squared weight gradient
+    inputs: Tensor | None = None  # sum of w x x^T, with w = |g|^2 for gradients g, or 1 without them
+    counted: float = 0.0  # sum of w over the rows in `inputs`
+    outputs: Tensor | None = None  # sum of g g^T
+    rows: int = 0  # number of rows
+    total: float = 0.0  # sum of w over all rows; for hidden outputs, of the squared weight gradient
 
 
 class Watch:
-    """The hooks that collect moments, and the runs of the model that they see."""
+    """Hooks that collect moments while the model runs."""
 
     def __init__(self, units: Sequence[Unit], generator: torch.Generator) -> None:
         self.units, self.generator = units, generator
         self.moments: dict[str, Moments] = {}
         self.batches = 0  # seen
-        self.differentiable: bool | None = None  # whether gradients are seen; None: not tried yet
-        self.seeing = False  # not while a held batch runs
-        self.weights: dict[int, Tensor] = {}  # of the batch's rows
+        self.differentiable: bool | None = None  # whether the output has gradients; None: not tried yet
+        self.seeing = False  # off while a held-out batch runs
+        self.weights: dict[int, Tensor] = {}  # importance of the batch's rows
         self.probes: list[Tensor] = []
-        self.parameters: dict[str, list[Part]] = {}  # whose outputs are not seen
+        self.parameters: dict[str, list[Part]] = {}  # weights whose outputs no hook sees
 
     def see(self, model: nn.Module, batch: Any, output: str | None) -> dict[int, Tensor]:
-        """One batch; how much its rows count. Without derivatives a model is seen by its inputs alone."""
+        """Run one batch; return the importance of its rows. Without derivatives only inputs are collected."""
         self.seeing, self.weights = True, {}
         self.batches += 1
         first = self.differentiable is None
@@ -84,7 +84,7 @@ class Watch:
 
     @torch.no_grad()
     def _direction(self, name: str, y: Tensor, batch: Any) -> Tensor:
-        """A random vector v: the second moments of J^T v are J^T J, with J of the output or its softmax."""
+        """A random v such that J^T v has the second moments J^T J, for J of the output or its softmax."""
         if name == LOGITS:
             p = y.detach().float().softmax(-1)
             drawn = torch.rand(p.shape[:-1], generator=self.generator).to(p.device).unsqueeze(-1)
@@ -133,7 +133,7 @@ class Watch:
         made = y + probe
 
         def back(g: Tensor) -> None:
-            if x._version == version:  # else the input was overwritten since
+            if x._version == version:  # otherwise the input has been overwritten
                 g = g.movedim(-3, -1) if isinstance(module, nn.Conv2d) else g
                 self._add(name, X, g.detach().reshape(-1, g.shape[-1]))
 
@@ -143,7 +143,7 @@ class Watch:
 
     @torch.no_grad()
     def _add(self, name: str, X: Tensor, g: Tensor) -> None:
-        """Rows of inputs with their gradients."""
+        """Add rows of inputs with their gradients."""
         g = g.float() if g.dtype != torch.float64 else g
         weight = g.square().sum(-1)
         (m, n), seen = (g.shape[1], X.shape[1]), self.moments.setdefault(name, Moments())
@@ -169,9 +169,9 @@ class Watch:
         seen.inputs = _added(seen.inputs, moments_of(weighted, X))
 
     def enough(self) -> bool:
-        """Whether half of the weights have seen `ENOUGH` rows for each entry of a vector, or `WORK` is done.
+        """Whether half of the weights have had `ENOUGH` rows for each entry of a vector, or `WORK` is done.
 
-        By counts alone, so that the same data give the same result on any machine.
+        It uses counts only, so that the same data give the same result on any machine.
         """
         known = [(unit, self.moments[unit.name].rows) for unit in self.units if unit.name in self.moments]
         work = sum(_PASSES * rows * unit.size + CALL * self.batches for unit, rows in known)
@@ -179,7 +179,7 @@ class Watch:
         return bool(seen) and (seen[len(seen) // 2] >= ENOUGH or work >= WORK)
 
     def metric(self, unit: Unit) -> Metric:
-        """What errors of a unit count by; its moments are used up."""
+        """The metric of a unit's errors. This consumes its moments."""
         found, (m, n) = self.moments.pop(unit.name, Moments()), unit.matrices[0].shape
         mean = 0.0 if found.inputs is None else float(found.inputs.diagonal().mean())
         C, S = ridged_(found.inputs, found.rows), ridged_(found.outputs, found.rows, 1e-3)
@@ -195,14 +195,14 @@ class Watch:
         return Metric(C, S, scale)
 
     def _rows(self, rows: int, seen: int, length: int, ratio: float) -> Tensor | None:
-        """Which rows to take: all at first, then so many that a Gram matrix costs what a product does."""
+        """The rows to take: all at first, later so few that a Gram matrix costs as much as a product."""
         if seen < _ALL * length or ratio >= 1:
             return None
         return torch.randperm(rows, generator=self.generator)[: max(1, int(ratio * rows))]
 
 
 def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tensor | None:
-    """Moments of mean diagonal 1, in place, lifted a little: more where few rows were seen (None: all)."""
+    """Scale moments to mean diagonal 1 and add a ridge, larger for few rows (None: all). In place."""
     if gram is None:
         return None
     gram = widened(gram)
@@ -215,18 +215,18 @@ def ridged_(gram: Tensor | None, rows: int | None, least: float = 1e-6) -> Tenso
 
 
 def _added(moments: Tensor | None, gram: Tensor) -> Tensor:
-    """Moments in float64 with a Gram matrix more."""
+    """Moments in float64 plus a Gram matrix."""
     return widened(gram) if moments is None else moments.add_(gram.to(moments.device))
 
 
 def moments_of(X: Tensor, Y: Tensor) -> Tensor:
-    """X^T Y, with all digits where the caller works under autocast."""
+    """X^T Y, in full precision even under autocast."""
     with without_autocast(X.device.type):
         return X.mT @ Y
 
 
 def input_rows(module: nn.Module, x: Tensor) -> Tensor:
-    """The vectors that a layer multiplies, (rows, in_features)."""
+    """The input vectors of a layer, (rows, in_features)."""
     if isinstance(module, nn.Conv2d):
         x = x[..., :: module.stride[0], :: module.stride[1]].movedim(-3, -1)
     return x.reshape(-1, x.shape[-1])

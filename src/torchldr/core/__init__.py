@@ -1,15 +1,15 @@
-"""What everything else stands on: linear maps, structured matrices and the ways to multiply by them.
+"""The foundation: linear maps, structured matrices and their products.
 
 linear_map     a matrix known by its products, and the operations of its algebra
-contract       what a structured class says of itself: must, should, may
-matrix         what follows from that: `StructuredMatrix`
+contract       what a structured class must, should and may define
+matrix         `StructuredMatrix`, built on that
 stacks         matrices with leading axes
 choice         the choice between a class's two products, its own and the dense matrix
 multiply       a product by the choice
-products       what happens around every product: checks, axes, dtypes
-owned          gradients in the tensor's format, in memory of their own
+products       the frame of every product: checks, axes, dtypes
+owned          gradients in the tensor's format, in their own memory
 registry       classes by name, `structures` for users; `rules` by operation and class
 storage        weights in few bits
-pretrained     what the config of a Hugging Face model says of its layers
+pretrained     changed layers in the config of a Hugging Face model
 checks         checks of arguments
 """

@@ -1,4 +1,4 @@
-"""Checks of arguments that many places make: an error names who asks, the rule, and what came."""
+"""Common checks of arguments. An error names the function, the rule and the value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_model(who: str, model: object) -> None:
 def as_int(value: Any) -> Any:
     """An integer of another kind, such as one of NumPy, as an int; everything else as it is.
 
-    Integers of few bits would overflow in products of sizes, and JSON holds no others than Python's.
+    Narrow integers would overflow in products of sizes, and JSON knows only Python's.
     """
     return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 

@@ -1,7 +1,7 @@
-"""The choice between a class's two products: `fast`, its own, and `dense`, the matrix made and multiplied by.
+"""The choice between two products: `fast`, the class's own, and `dense`, that of the dense matrix.
 
-Each class says when its own product pays, by a few numbers (`Contract.fast_pays`); what is here is what these
-comparisons look at, and the table that shows a choice in words.
+Each class has a few numbers that say when its own product is faster (`Contract.fast_pays`). This module holds
+the quantities that they compare, and the table that explains a choice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 PRODUCTS = ("auto", "fast", "dense")
 LARGEST = {"cpu": 1 << 26, "cuda": 1 << 28}
 """Entries of a dense matrix that may be made, by type of device; others as a GPU."""
-UNKNOWN_ROWS = 64  # what a compiler's graph is chosen for: it must not depend on the number of rows
+UNKNOWN_ROWS = 64  # rows assumed for a compiler's graph, which must not depend on their number
 
 
 class Use(NamedTuple):
-    """What a choice depends on: sizes, the device, and whether the matrix is a constant."""
+    """The inputs of a choice: sizes, the device, and whether the matrix is a constant."""
 
     m: int
     n: int
@@ -49,7 +49,7 @@ class Use(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether a GPU multiplies without its units for few digits."""
+        """Whether a GPU multiplies without its low-precision units."""
         return self.dtype == torch.float64 or (self.dtype == torch.float32 and not self.tf32)
 
     @property
@@ -60,7 +60,7 @@ class Use(NamedTuple):
 
 
 def _bfloat16() -> float:
-    """A multiply-add of bfloat16 on this CPU over one of float32, with or without instructions of its own."""
+    """The time of a bfloat16 multiply-add on this CPU over float32, with or without native support."""
     known = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
     if any(known):
         return 0.25
@@ -71,7 +71,7 @@ _RELATIVE = {torch.float64: 2.0, torch.bfloat16: _bfloat16()}
 
 
 def fft_multiply_adds(length: int) -> float:
-    """Of a real transform: some 2.5 n log2 n operations, and two make a multiply-add."""
+    """Multiply-adds of a real transform: about 2.5 n log2 n operations, two of them a multiply-add."""
     return 1.25 * length * math.log2(length) if length > 1 else 0.0
 
 
@@ -85,7 +85,7 @@ class Row(NamedTuple):
 
 
 class Products(Sequence[Row]):
-    """Both products of a matrix for so many rows: what each costs, which is taken, and why not the other."""
+    """Both products of a matrix for a number of rows: their costs, the choice, and the reason."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = tuple(rows)

@@ -1,26 +1,24 @@
-"""What a structured class says of itself.
+"""The definitions that a structured class must, should and may write.
 
 A class must write
     parameter_shapes    names and shapes of its parameters; keyword-only arguments are its options
-    init_               how they start, so that |M|_F is nn.Linear's, where they are more than G and H
+    init_               their initial values, with nn.Linear's |M|_F (only needed beyond G and H)
     factors             its definition, as products of dense factors: the oracle
     _matmul, _rmatmul   its own product, (b, in) -> (b, out) and back, in plain torch operations
 should write, where it applies,
     constants           tensors that are not learned (nodes, a permutation); `drawn` names the random ones
-    _materialize        the dense matrix, differentiably, if there is a faster way than by all unit vectors
-    dense_in            the same for parameters of any dtype, if there is a way without converting them
+    _materialize        the dense matrix, differentiable, if that is faster than multiplying all unit vectors
+    dense_in            the same for parameters of any dtype, if no conversion is needed
     cpu_frozen, cpu_training, gpu_frozen, gpu_training
-                        how its own product compares with the dense matrix: see `fast_pays`
-    fast_in_words       what its own product does for a row
+                        when its own product beats the dense matrix: see `fast_pays`
+    fast_in_words       a description of its own product for one row
 and may write
     operators           its displacement operators A and C, which brings the displacement tests
-    variants, all_ranks, multiply_adds and the class variables beside them, by which `compress_` looks at it
-and register rules (`rules`): what its sums, products and transposes are, how to solve with it, to project
-onto it, to write it into an ONNX graph.
+    variants, all_ranks, multiply_adds and the class variables beside them, for `compress_`
+and register rules (`rules`) for its sums, products and transposes, for solving, projection and ONNX graphs.
 
-All of this is written for one matrix. A matrix with leading axes is a stack of them (`stacks`): functions
-are mapped over the stack or called for one matrix after the other, but for those that a class names in
-`at_once`, which take such axes as they come.
+All of this is written for one matrix. A matrix with leading axes is a stack (`stacks`): functions are mapped
+over the stack or called for each matrix, except those in `at_once`, which accept leading axes.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from .registry import REGISTRY, near
 from .storage import Storage
 
 Weights = Mapping[str, Tensor]  # the tensors of a matrix, by name
-Random = torch.Generator | None  # where random numbers come from; None for torch's own
+Random = torch.Generator | None  # source of random numbers; None for torch's own
 
 
 class RankFit(Protocol):
@@ -67,28 +65,26 @@ class Contract(LinearMap):
     look: ClassVar[tuple[str, str]] = ("#888888", ".")  # colour and marker in figures
     ranked: ClassVar[bool] = True
     scaled: ClassVar[tuple[str, ...]] = ("G", "H")  # M is multilinear in these: they carry its scale
-    also_linear: ClassVar[tuple[str, ...]] = ()  # in these too: they help to carry one out of range
-    drawn: ClassVar[tuple[str, ...]] = ()  # constants that are random; they are kept in the state_dict
-    own_dtype: ClassVar[bool] = False  # whether its product is made of matrix products, as good in any dtype
-    retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options that saved layers carry and nothing reads
+    also_linear: ClassVar[tuple[str, ...]] = ()  # in these too; they share a scale out of range
+    drawn: ClassVar[tuple[str, ...]] = ()  # random constants, which the state_dict keeps
+    own_dtype: ClassVar[bool] = False  # whether it uses only matrix products, accurate in any dtype
+    retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options of saved layers that nothing reads any more
     cpu_frozen: ClassVar[float] = math.inf  # c of `pays_on_a_cpu`, by benchmarks/products.py
     cpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and s
     gpu_frozen: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and late of `pays_on_a_gpu`
     gpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
-    at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions take the axes of a stack as they come
+    at_once: ClassVar[tuple[str, ...]] = ()  # which of these functions accept the axes of a stack
     _axes: ClassVar[int | None] = None  # of the first tensor of one matrix; found out when first needed
-    structured: ClassVar[bool] = True  # False for the class that leaves a weight as it is
-    first_rank: ClassVar[int] = (
-        1  # to begin with, where the class has a rank: the default is the smallest one
-    )
-    compresses: ClassVar[bool] = False  # whether a budget looks at it where no classes are named
-    projection_work: ClassVar[float] = 12.0  # microseconds an entry that a quick projection of rank 1 takes
-    # or 0 where the nearest member is found at once, at any effort
+    structured: ClassVar[bool] = True  # False for the class of unstructured matrices
+    first_rank: ClassVar[int] = 1  # a good first rank; the default is the smallest one
+    compresses: ClassVar[bool] = False  # whether a budget considers it by default
+    projection_work: ClassVar[float] = 12.0  # microseconds per entry of a quick projection of rank 1
+    # 0 if the nearest member is found at once, at any effort
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # What is inherited does not know of a product that a class further down writes anew.
+        # An inherited comparison does not apply to a product that a subclass redefines.
         product = min(_depth(cls, part) for part in ("_matmul", "_rmatmul", "factors"))
         if product < _depth(cls, "_materialize"):
             cls._materialize = Contract._materialize  # type: ignore[method-assign]
@@ -103,7 +99,7 @@ class Contract(LinearMap):
         if name is not None:
             REGISTRY[name] = cls
 
-    # What it must or should write.
+    # Must and should.
 
     @classmethod
     def parameter_shapes(cls, out_features: int, in_features: int, rank: int) -> dict[str, tuple[int, ...]]:
@@ -131,8 +127,8 @@ class Contract(LinearMap):
     ) -> None:
         """Draw the parameters in place, so that in expectation |M|_F^2 = m / 3, as in nn.Linear.
 
-        `tensors` holds the constants too, as they are. This one is for a class whose entries are sums of r
-        products of an entry of G and one of H.
+        `tensors` also holds the constants. The default is for a class whose entries are sums of r products of
+        an entry of G and one of H.
         """
         if not tensors.keys() >= {"G", "H"}:
             raise NotImplementedError(f"{cls.__name__} must write init_.")
@@ -142,10 +138,10 @@ class Contract(LinearMap):
 
     @classmethod
     def draw_operators_(cls, tensors: Weights, generator: Random = None) -> None:
-        """Move the operators away from where training starts; most classes have none to move."""
+        """Move the operators away from their initial values; most classes have none."""
 
     def factors(self) -> list[tuple[Tensor, ...]]:
-        """The definition: M is the sum of these products of dense factors."""
+        """The definition of M, as a sum of these products of dense factors."""
         raise NotImplementedError
 
     def _matmul(self, x: Tensor) -> Tensor:
@@ -155,7 +151,7 @@ class Contract(LinearMap):
         raise NotImplementedError
 
     def _materialize(self) -> Tensor:
-        """The dense matrix, by way of a fast product; differentiable."""
+        """The dense matrix by a fast product; differentiable."""
         return self._matmul(torch.eye(self.in_features, dtype=self.dtype, device=self.device)).mT
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
@@ -170,15 +166,16 @@ class Contract(LinearMap):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
-        """Whether the class's own product takes less time than the dense matrix, where that may be made."""
+        """Whether the class's own product is faster than the dense matrix."""
         return cls.pays_on_a_gpu(use) if use.gpu else cls.pays_on_a_cpu(use)
 
     @classmethod
     def pays_on_a_cpu(cls, use: Use) -> bool:
         """The comparison on a CPU, in multiply-adds of a dense product of float32.
 
-        The class's own are `c` times as slow and start late. A frozen dense matrix is read for each row, or
-        for four; in training it is made too, which takes as long as `s` more rows.
+        The class's own multiply-adds are `c` times as slow, after a fixed overhead. A frozen dense matrix is
+        read for every row, or for four. In training it is also computed, which costs as much as `s` more
+        rows.
         """
         own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         if own is None:
@@ -194,9 +191,9 @@ class Contract(LinearMap):
     def pays_on_a_gpu(cls, use: Use) -> bool:
         """The comparison on a GPU, in multiply-adds of a dense product of float32 without TF32.
 
-        The class's own are `c` times as slow, or take `late` to launch, whichever is longer.
-        Units for few digits are sixteen times as fast. A frozen dense matrix is read from memory; in training
-        there are three dense products, and making the matrix takes as long as 143 more rows.
+        The class's own are `c` times as slow, or take `late` to launch, whichever is longer. Low-precision
+        units are sixteen times as fast. A frozen dense matrix is read from memory. Training takes three dense
+        products, and computing the matrix costs as much as 143 more rows.
         """
         own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         if own is None:
@@ -209,40 +206,38 @@ class Contract(LinearMap):
         return max(c * use.rows * own, late) < use.m * use.n * dense
 
     def fast_in_words(self) -> str:
-        """What the class's own product does for a row."""
+        """The class's own product for one row, in words."""
         M: Any = self
         found = self.multiply_adds(self.out_features, self.in_features, M.rank or 1, **M.options)
         return "the class's own product" if found is None else f"about {found:,.0f} multiply-adds a row"
 
     def _made_in_words(self) -> str:
-        """How the dense matrix is made, after "make the m x n matrix"."""
+        """How the dense matrix is computed: the words after "make the m x n matrix"."""
         return ""
 
     def operators(self) -> tuple[Tensor, Tensor] | None:
-        """The displacement operators A and C as dense matrices, where the class has them."""
+        """The displacement operators A and C as dense matrices, or None."""
         return None
 
     def krylov_length(self) -> int:
-        """How many columns the Krylov factors have: k = min(m, n) unless the class says otherwise."""
+        """The number of columns of the Krylov factors: k = min(m, n) by default."""
         return min(self.shape)
 
-    # What compression asks.
+    # For compression.
 
     @classmethod
     def variants(cls, out_features: int, in_features: int) -> list[dict[str, Any]]:
-        """The options under which a search looks at the class, for matrices of this shape."""
+        """The options that a search tries for matrices of this shape."""
         return [{}]
 
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float | None:
-        """An estimate of the multiply-adds of one fast product with a vector; None where nobody wrote one."""
+        """An estimate of the multiply-adds of one fast product with a vector; None if the class has none."""
         return None
 
     @classmethod
     def all_ranks(cls, W: Tensor, left: Tensor | None, root: Tensor | None) -> RankFit | None:
-        """The nearest members of every rank by one decomposition, for a class that has one; else None.
-
-        Nearest where |L (W - M) R^T|_F counts.
+        """The nearest members of every rank in |L (W - M) R^T|_F by one decomposition; None without one.
 
         Args:
             W: the matrix (m, n), in float64 on the CPU.
@@ -261,9 +256,9 @@ class Contract(LinearMap):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any], layer: type | None = None) -> dict[str, Any]:
-        """All options, given and default; an unknown one is an error, which tells a layer's arguments too.
+        """All options, given and default. An unknown one is an error that also lists a layer's arguments.
 
-        `retired` options are dropped, so that what was saved with them loads.
+        `retired` options are dropped, so that old files load.
         """
         known = cls.default_options()
         gone = {key: options[key] for key in cls.retired if key in options and key not in known}
@@ -298,7 +293,7 @@ class Contract(LinearMap):
     def checked_sizes(
         cls, out_features: int, in_features: int, rank: int | None, who: str | None = None
     ) -> tuple[int, int, int | None]:
-        """The sizes and the rank as ints of Python, or an error."""
+        """The sizes and the rank as Python ints, or an error."""
         who = who or cls.__name__
         out_features = checked_int(who, "out_features", out_features)
         in_features = checked_int(who, "in_features", in_features)
@@ -312,11 +307,11 @@ class Contract(LinearMap):
 
 @cache
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """Keyword-only arguments with their defaults; kept, as to read a signature takes long."""
+    """Keyword-only arguments with their defaults; cached, because reading a signature is slow."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _depth(cls: type, attribute: str) -> int:
-    """How far up from a class one finds who writes an attribute; 0 is the class itself."""
+    """How many steps up the MRO an attribute is defined; 0 is the class itself."""
     return next(depth for depth, base in enumerate(cls.__mro__) if attribute in base.__dict__)

@@ -1,4 +1,4 @@
-"""A matrix known by its products, and the operations that its algebra offers."""
+"""A matrix known by its products, and its algebra."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class LinearMap:
 
     `M.matmul(x)` acts on the last axis of x, as a layer does; `M @ x` is `torch.matmul`.
 
-    Maps form an algebra: `M.T`, `M + N`, `M - N`, `c * M`, `M @ N`, `M.inverse()` are maps again, whose
-    products are composed of the fast ones. Where M and N have low displacement rank, the result knows its
-    operators, its generators and a bound of its rank: see `displacement_structure` and `rank_bound`.
+    Maps form an algebra: `M.T`, `M + N`, `M - N`, `c * M`, `M @ N` and `M.inverse()` are maps again, whose
+    products combine the fast ones. If M and N have low displacement rank, the result knows its operators, its
+    generators and a bound of its rank: see `displacement_structure` and `rank_bound`.
     """
 
     out_features: int
     in_features: int
-    made_of: ClassVar[tuple[str, ...]]  # attributes, tensors or maps, whose dtype and device it has
-    _transpose: LinearMap | None = None  # the map that this one is the transpose of
-    __array_ufunc__ = None  # NumPy's arrays leave every operation to the map, and do not take it for a number
+    made_of: ClassVar[tuple[str, ...]]  # attributes (tensors or maps) that define its dtype and device
+    _transpose: LinearMap | None = None  # the map that this one transposes
+    __array_ufunc__ = None  # NumPy arrays then leave every operation to the map
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,11 +55,11 @@ class LinearMap:
         """The matrix itself, from its definition, shape (out_features, in_features)."""
         raise NotImplementedError
 
-    # The algebra: each result is of the most special class that a rule knows.
+    # The algebra: rules give each result the most specific class.
 
     @property
     def T(self) -> LinearMap:
-        """The transposed matrix: of the same class where that is closed, else lazy."""
+        """The transposed matrix, of the same class if that is closed under transposes, else lazy."""
         if self._transpose is None:
             found: LinearMap = rules.apply("transpose", self)
             found._transpose = self
@@ -103,7 +103,7 @@ class LinearMap:
         return self * (1 / self._scalar(scalar))
 
     def _scalar(self, scalar: Any) -> Any:
-        """A number of NumPy as one of Python's, and a tensor in no fewer digits than the matrix has."""
+        """A NumPy number as a Python number; a tensor with at least the precision of the matrix."""
         if isinstance(scalar, Tensor):
             return scalar.to(reduce(torch.promote_types, (scalar.dtype, self.dtype.to_real(), torch.float32)))
         return scalar.item() if isinstance(scalar, np.number) else scalar
@@ -112,7 +112,7 @@ class LinearMap:
         return self * -1.0
 
     def inverse(self) -> LinearMap:
-        """The inverse of a square matrix: products with it solve systems with this one."""
+        """The inverse of a square matrix. Each product with it solves a system."""
         if self.out_features != self.in_features:
             raise ValueError(f"{type(self).__name__}: only a square matrix has an inverse, got {show(self)}.")
         return rules.apply("inverse", self)
@@ -128,9 +128,9 @@ class LinearMap:
     # Displacement.
 
     def displacement_structure(self) -> Any:
-        """Operators, rank bound and generators of this matrix's displacement; None where it claims none.
+        """The `torchldr.algebra.DisplacementStructure` of this matrix, or None.
 
-        Where there is one it is a `torchldr.algebra.DisplacementStructure`.
+        It has operators, a rank bound and generators.
         """
         return rules.first("displacement_structure", self)
 
@@ -146,7 +146,7 @@ class LinearMap:
 
     @property
     def rank_bound(self) -> int | None:
-        """What the closure rules say of the displacement rank: a bound, or None where they claim none."""
+        """A bound of the displacement rank by the closure rules, or None."""
         found = self.displacement_structure()
         return None if found is None else found.rank
 
@@ -162,7 +162,7 @@ class LinearMap:
         """The rank of `displacement()`, from the generators: never a dense matrix.
 
         Args:
-            tol: singular values count above `tol` times the size of the generators; by default the
+            tol: singular values above `tol` times the size of the generators count; by default the
                 larger side times the rounding unit.
         """
         return self.generators(tol)[0].shape[0]
@@ -172,13 +172,13 @@ class LinearMap:
         return self._structure().reduced(tol).generators()
 
     def recompress(self, tol: float | None = None, structure: str | None = None) -> LinearMap:
-        """The same matrix with the fewest generators, as a member of a structured class where one fits.
+        """The same matrix with the fewest generators, as a member of a structured class if one fits.
 
-        Operators that are learned apart count as different, whatever their values, unless gradients are off.
+        Operators that are separate parameters count as different, even if equal, unless gradients are off.
 
         Args:
             tol: as for `displacement_rank`.
-            structure: the name of a class to put it in, by default whichever has these operators.
+            structure: the class of the result; by default any class with these operators.
         """
         return rules.apply("recompress", self, tol=tol, structure=structure)
 

@@ -1,4 +1,4 @@
-"""What a structured matrix is: everything that follows from what its class says of itself (`contract`)."""
+"""`StructuredMatrix`: everything that follows from the definitions of its class (`contract`)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class StructuredMatrix(Multiplies):
     Attributes:
         leading: the axes of a stack, such as (4,) for the gates of an LSTM; () for one matrix.
 
-    Declaring a subclass with `name=` registers it: layers, the command line, the contract tests, the
-    benchmarks and the documentation find it there.
+    Declaring a subclass with `name=` registers it for layers, the command line, contract tests, benchmarks
+    and documentation.
     """
 
     def __init__(self, out_features: int, in_features: int, **fields: Any) -> None:
@@ -97,7 +97,7 @@ class StructuredMatrix(Multiplies):
     def unchecked(
         cls, out_features: int, in_features: int, tensors: Weights, options: Mapping[str, Any]
     ) -> Self:
-        """An instance from all its tensors and options, for callers that have checked them."""
+        """An instance from all its tensors and options, without checks."""
         self = cls.__new__(cls)
         self._set(out_features, in_features, tensors, options)
         return self
@@ -113,7 +113,7 @@ class StructuredMatrix(Multiplies):
     def initialise_(
         cls, tensors: Weights, out_features: int, in_features: int, generator: Random = None, **options: Any
     ) -> None:
-        """`init_`, and the scale that it gives in expectation made exact where M is small."""
+        """`init_`; for a small M also make its expected scale exact."""
         cls.init_(tensors, out_features, in_features, generator, **options)
         if out_features * in_features <= _EXACT_NORM:
             cls.rescale_(tensors, out_features, in_features, **options)
@@ -160,7 +160,7 @@ class StructuredMatrix(Multiplies):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> Self:
-        """A random member of the class, of nn.Linear's scale, its operators drawn too."""
+        """A random member of the class with nn.Linear's scale and random operators."""
         options = cls.check_options(options)
         out_features, in_features, rank = cls.checked_sizes(out_features, in_features, rank)
         shapes = cls.parameter_shapes(out_features, in_features, rank or 1, **options)
@@ -214,7 +214,7 @@ class StructuredMatrix(Multiplies):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The same matrix with its tensors moved or converted, as `Tensor.to`.
 
-        Constants stay in float32 or wider: rounded to fewer digits, nodes would meet.
+        Constants stay in float32 or wider, because rounding could make nodes equal.
         """
         like = self.tensors[self.scaled[0]].to(*args, **kwargs)
         check_dtype(type(self).__name__, like.dtype)
@@ -238,7 +238,7 @@ class StructuredMatrix(Multiplies):
         return sum_of_products(self.factors()).to(self.dtype)  # constants of a class may be wider
 
     def magnitude(self) -> Tensor:
-        """The factors' absolute values, multiplied out: what rounding errors are measured by."""
+        """The product of the factors' absolute values, the scale of rounding errors."""
         if self.leading:
             return stacks.each(self, lambda M: M.magnitude())
         positive = [tuple(torch.where(f < 0, -f, f) for f in term) for term in self.factors()]
@@ -272,11 +272,11 @@ class StructuredMatrix(Multiplies):
         return self.unchecked(self.out_features, self.in_features, tensors, self.options)
 
     def promoted(self) -> Self:
-        """The same matrix in the dtype that its own product runs in, float32 or wider."""
+        """The same matrix in the dtype of its own product, float32 or wider."""
         return self if self.dtype.itemsize >= 4 else self.to(torch.float32)
 
     def materialize(self) -> Tensor:
-        """The dense matrix by way of a fast product; differentiable. `to_dense` is the oracle."""
+        """The dense matrix by a fast product; differentiable. `to_dense` is the oracle."""
         if torch.is_grad_enabled() or self.leading or not self._by_unit_vectors():
             return self.dense_in(self.dtype).contiguous()
         return by_columns(self)
@@ -307,9 +307,9 @@ def by_columns(M: StructuredMatrix) -> Tensor:
 class Projection(NamedTuple):
     """A structured approximation of a dense matrix.
 
-    `residual` is |W - M|_F / |W|_F, of a stack over all its entries; `weighted_residual` is
-    |(W - M) X|_F / |W X|_F for the activations X that the projection was given, else None. Both are of the
-    returned matrix, rounded to its dtype.
+    `residual` is |W - M|_F / |W|_F, for a stack over all its entries. `weighted_residual` is
+    |(W - M) X|_F / |W X|_F for given activations X, else None. Both are those of the returned matrix, after
+    rounding.
     """
 
     matrix: StructuredMatrix

@@ -30,7 +30,7 @@ class Multiplies(Contract):
         raise NotImplementedError
 
     def promoted(self) -> Self:
-        """The same matrix in the dtype that its own product runs in, float32 or wider."""
+        """The same matrix in the dtype of its own product, float32 or wider."""
         raise NotImplementedError
 
     def matmul(self, x: Tensor, *, product: str = "auto") -> Tensor:
@@ -60,13 +60,13 @@ class Multiplies(Contract):
     def multiply(
         self, x: Tensor, *, transposed: bool = False, product: str = "auto", bias: Tensor | None = None
     ) -> Tensor:
-        """`matmul` or `rmatmul` of an input that was checked, plus a bias."""
+        """`matmul` or `rmatmul` of a checked input, plus a bias."""
         if (product if product != "auto" else self.product_for(x)) == "dense":
             return self._by_dense(x, transposed, bias)
         return self._by_own(x, transposed, bias)
 
     def product_for(self, x: Tensor) -> str:
-        """The product that "auto" takes for these vectors."""
+        """The choice of "auto" for these vectors."""
         if not are_plain((x,)):
             return "dense"
         if is_exporting():  # other runtimes get the class's plain form
@@ -78,7 +78,7 @@ class Multiplies(Contract):
         return self._taken(self._use(rows, device, dtype))
 
     def products(self, batch: int = 1, *, frozen: bool = False) -> Products:
-        """Both products for so many rows, in words: what each does, which is taken, why not the other.
+        """Both products for a number of rows, in words: their costs, the choice, and the reason.
 
         Args:
             batch: rows.
@@ -109,7 +109,7 @@ class Multiplies(Contract):
         return "fast" if use.too_large or self.fast_pays(use) else "dense"
 
     def _by_dense(self, x: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
-        """By the dense matrix, in the dtype of x or of autocast."""
+        """The product by the dense matrix, in the dtype of x or of autocast."""
         device, dtype = x.device.type, x.dtype
         if autocasts(device):
             dtype = self.dtype if self.dtype == torch.float64 else torch.get_autocast_dtype(device)
@@ -125,7 +125,7 @@ class Multiplies(Contract):
         return y if bias is None else y + bias
 
     def _by_own(self, x: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
-        """By the class's own product, in float32 or wider, or in the dtype of x where that is as good."""
+        """The class's own product, in float32 or wider, or in the dtype of x if that is as accurate."""
         if self.leading:
             y = stacks.multiply(self, x, transposed=transposed)
             return y if bias is None else y + bias

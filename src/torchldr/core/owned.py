@@ -1,4 +1,4 @@
-"""Gradients as torch's own layers give them: in the tensor's format, in memory of their own."""
+"""Gradients like those of torch's own layers: in the tensor's memory format, in their own memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..torch_private import apply_alone, are_plain, has_memory, has_modes, has_t
 
 
 def owned(t: Tensor) -> Tensor:
-    """The same tensor, whose gradient will be no part of a larger one, as those of FFTs and of torch.cat are.
+    """The same tensor, with a gradient that is not a view of a larger one, as from FFTs and torch.cat.
 
-    Compilers and transformations of torch.func see nothing of this.
+    Compilers and torch.func transformations skip this.
     """
     if torch.compiler.is_compiling() or not (t.requires_grad and torch.is_grad_enabled()):
         return t

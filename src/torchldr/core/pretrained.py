@@ -1,7 +1,7 @@
-"""What the config of a Hugging Face model says of the layers that torchldr changed.
+"""The entry for changed layers in the config of a Hugging Face model.
 
-`save_pretrained` writes the config beside the tensors, and `from_pretrained` reads it, with `torchldr.hf`
-imported. It stands where transformers keeps how a model is quantized, which has room for one method.
+`save_pretrained` writes the config beside the tensors, and `from_pretrained` reads it if `torchldr.hf` is
+imported. The entry is `quantization_config`, which has room for one method.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _READ_AS_DENSE = "gguf"  # transformers keeps the name of this method, and forbi
 
 
 def declare(model: nn.Module, describe: Callable[[nn.Module], Mapping[str, Any]]) -> None:
-    """Say in the config which layers are changed; models of other libraries are left as they are.
+    """Record the changed layers in the config; models of other libraries do not change.
 
     Args:
         model: one of Hugging Face's, or one that holds some.
@@ -36,11 +36,11 @@ def declare(model: nn.Module, describe: Callable[[nn.Module], Mapping[str, Any]]
 
 
 def check_unclaimed(who: str, model: nn.Module) -> None:
-    """Errors for a model that another method has quantized, and for layers that have adapters of peft."""
+    """Raise for a model that another method quantized, and for layers with peft adapters."""
     for name, module in model.named_modules():
         if is_adapter(module):
             raise ValueError(
-                f"{who}: {name} has an adapter of peft, which could not be merged into a changed layer. Call "
+                f"{who}: {name} has an adapter of peft, which cannot be merged into a changed layer. Call "
                 "merge_and_unload() first, or add adapters afterwards."
             )
     for owner in _owners(model):
@@ -54,12 +54,12 @@ def check_unclaimed(who: str, model: nn.Module) -> None:
 
 def is_adapter(module: nn.Module) -> bool:
     """Whether peft has put this module around a layer."""
-    tuners = sys.modules.get("peft.tuners.tuners_utils")  # where nobody has imported it, there are none
+    tuners = sys.modules.get("peft.tuners.tuners_utils")  # not imported: there are none
     return tuners is not None and isinstance(module, tuners.BaseTunerLayer)
 
 
 def check_present(who: str, model: nn.Module) -> None:
-    """An error for weights that accelerate keeps elsewhere, and lends to each call: changes would be lost."""
+    """Raise for weights that accelerate offloads, because changes would be lost."""
     for name, module in model.named_modules():
         if "_hf_hook" in vars(module) and any(p.is_meta for p in module.parameters(recurse=False)):
             raise ValueError(
@@ -68,7 +68,7 @@ def check_present(who: str, model: nn.Module) -> None:
 
 
 def _owners(model: nn.Module) -> Iterator[Any]:
-    """The models of transformers that are not within another."""
+    """The outermost transformers models."""
     if hasattr(type(model), "base_model_prefix") and hasattr(model, "config"):
         yield model
     else:
@@ -81,6 +81,6 @@ def _said(owner: Any) -> Any:
 
 
 def _method(said: Any) -> str | None:
-    # A mapping, as in a file, or an object, as transformers has when it has read it.
+    # A mapping as in the file, or transformers' object.
     method = said.get("quant_method") if isinstance(said, Mapping) else getattr(said, "quant_method", None)
     return getattr(method, "value", method)

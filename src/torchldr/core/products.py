@@ -1,4 +1,4 @@
-"""What happens around every product: checks, leading axes, dtypes."""
+"""The frame of every product: checks, leading axes, dtypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Product = Callable[[Tensor], Tensor]  # (b, in_features) to (b, out_features)
 
 
 def check_input(M: Matrix, x: Tensor, features: int, what: str, who: str | None = None) -> None:
-    """Errors for an input that cannot be multiplied."""
+    """Raise for an input that cannot be multiplied."""
     who = who or type(M).__name__
     check_size(who, x, features, what)
     check_like(who, x, M)
@@ -54,7 +54,7 @@ def autocasts(device: str) -> bool:
 
 
 def allows_tf32(device: str, dtype: torch.dtype) -> bool:
-    """Whether matrix products of this dtype may round their factors, as a user can allow on a GPU."""
+    """Whether matrix products of this dtype may round their factors (TF32 on a GPU)."""
     if device != "cuda" or dtype != torch.float32:
         return False
     try:
@@ -98,7 +98,7 @@ def run_product(
 
 
 def _of_no_vectors(product: Product) -> Product:
-    """For an empty batch, which cuFFT and MKL refuse: with a row that is dropped again."""
+    """Compute an empty batch with one extra row, because cuFFT and MKL refuse it."""
     return lambda flat: product(torch.nn.functional.pad(flat, (0, 0, 0, 1)))[..., :-1, :]
 
 

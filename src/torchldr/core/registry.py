@@ -10,7 +10,7 @@ REGISTRY: dict[str, Any] = {}  # name to class
 
 
 def near(name: Any, known: Mapping[str, Any], before: str = ". ") -> str:
-    """The end of an error about an unknown name: the one that is like it, and all that are known."""
+    """The end of an error about an unknown name: the closest match and the known names."""
     spelled = str(name).lower().replace("-", "_").replace(" ", "_")
     close = difflib.get_close_matches(spelled, known, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""

@@ -1,14 +1,14 @@
-"""Where linear maps and structured classes find their rules.
+"""Rules of linear maps and structured classes.
 
-A rule is a small function, registered for an operation and the exact classes of its operands. A family in
-place of a class stands for all its subclasses (`LinearMap` is one, for every map). The most special rule
-that applies is taken: one that returns None does not apply, and the next is asked. So the maps know the
-operations, the folders of the classes the rules, and a class of one's own may bring its own:
+A rule is a small function, registered for an operation and the exact classes of its operands. A family stands
+for all its subclasses (`LinearMap` for every map). The most specific rule that applies gives the result; a
+rule that does not apply returns None. The rules of a class are in its folder; your own class can register its
+own:
 
     @rule("add", MyClass, MyClass)
     def _(M, N): ...
 
-Rules that say something of a class, and not of a matrix, are found by the class: `of_class`, `by_class`.
+`of_class` and `by_class` look up rules for a class instead of a matrix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAMILIES: set[type] = {Tensor}  # its subclasses, such as parameters, are matric
 
 
 def family(cls: Class) -> Class:
-    """Let rules for this class hold for its subclasses too."""
+    """Make rules for this class apply to its subclasses too."""
     FAMILIES.add(cls)
     return cls
 
@@ -46,7 +46,7 @@ def first(operation: str, *operands: Any, **options: Any) -> Any:
     """The result of the first rule that applies, or None.
 
     Raises:
-        TypeError: for a matrix with leading axes: rules are written for one matrix.
+        TypeError: for a matrix with leading axes, because rules are written for one matrix.
     """
     for operand in operands:
         if getattr(operand, "leading", ()):
@@ -68,10 +68,10 @@ def _classes(operand: Any) -> list[type]:
 
 
 def apply(operation: str, *operands: Any, **options: Any) -> Any:
-    """As `first`, where some rule must apply.
+    """`first`, with an error if no rule applies.
 
     Raises:
-        TypeError: where none does.
+        TypeError: if no rule applies.
     """
     result = first(operation, *operands, **options)
     if result is None:
@@ -81,7 +81,7 @@ def apply(operation: str, *operands: Any, **options: Any) -> Any:
 
 
 def of_class(operation: str, cls: type) -> Callable[..., Any] | None:
-    """The rule that says this of a class, or None."""
+    """The rule of a class for this operation, or None."""
     return RULES.get((operation, cls))
 
 
@@ -89,7 +89,7 @@ _PRODUCT = "factors", "_matmul"
 
 
 def of_product(operation: str, cls: type) -> Callable[..., Any] | None:
-    """The rule that says this of a class's product: its own, or inherited together with the product."""
+    """The rule for a class's product: its own, or one inherited together with the product."""
     for base in cls.__mro__:
         found = of_class(operation, base)
         if found is not None and all(getattr(cls, name) is getattr(base, name) for name in _PRODUCT):
@@ -98,5 +98,5 @@ def of_product(operation: str, cls: type) -> Callable[..., Any] | None:
 
 
 def by_class(operation: str) -> dict[type, Callable[..., Any]]:
-    """Every class with a rule that says this of it, in the order of registration."""
+    """Every class with a rule for this operation, in the order of registration."""
     return {key[1]: found for key, found in RULES.items() if key[0] == operation and len(key) == 2}

@@ -1,7 +1,7 @@
 """Stacks: matrices with leading axes, multiplied together, whatever their class.
 
 The tensors of a stack have its axes in front, `G` is (..., r, m). Dense matrices multiply as one batched
-product; the class's own product runs under torch.vmap where it does not take leading axes as they come.
+product; the class's own product runs under torch.vmap if it does not accept leading axes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def stack(matrices: Sequence[Member]) -> Member:
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors are seen to have other values."""
+    """Whether tensors visibly differ in their values."""
     if (
         a is b
         or torch.compiler.is_compiling()
@@ -69,17 +69,17 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 
 
 def own_names(M: Matrix) -> set[str]:
-    """The tensors that every matrix of a stack has for itself: all but the constants that are computed."""
+    """The tensors that differ between the matrices of a stack: all but computed constants."""
     learned = M.parameter_shapes(M.out_features, M.in_features, 1, **M.options)
     return {name for name in M.tensors if name in learned or name in M.drawn}
 
 
 def indexed(M: Any, index: Any) -> Any:
-    """The part of a stack that an index of its leading axes names."""
+    """The part of a stack at an index of its leading axes."""
     if not M.leading:
         raise TypeError(f"{type(M).__name__}: a single matrix has no leading axes to index.")
-    if not torch.empty(M.leading, device="meta")[index].numel():  # raises what is wrong with the index
-        raise IndexError(f"{type(M).__name__}: no matrix of the stack is at {index!r}; one there must be.")
+    if not torch.empty(M.leading, device="meta")[index].numel():  # raises an error that explains the index
+        raise IndexError(f"{type(M).__name__}: the index {index!r} selects no matrix of the stack.")
     own, axes = own_names(M), len(M.leading)
     of_leading = index if isinstance(index, tuple) else (index,)
 
@@ -90,7 +90,7 @@ def indexed(M: Any, index: Any) -> Any:
 
 
 def unbound(M: Matrix) -> list[Matrix]:
-    """All matrices of a stack, one by one. Its gradients are stacked once, which indexing would not do."""
+    """All matrices of a stack, one by one. Unlike indexing, this stacks the gradients only once."""
     own, axes = own_names(M), len(M.leading)
     parts = {name: t.flatten(0, axes - 1).unbind(0) for name, t in M.tensors.items() if name in own}
     common = {name: t for name, t in M.tensors.items() if name not in own}
@@ -107,14 +107,14 @@ def reshaped(M: Matrix, leading: Sequence[int]) -> Matrix:
 
 
 def each(M: Matrix, function: Callable[[Matrix], Tensor]) -> Tensor:
-    """What a function says of every matrix, with the leading axes in front."""
+    """The results of a function on every matrix, with the leading axes in front."""
     return torch.stack([function(one) for one in unbound(M)]).unflatten(0, M.leading)
 
 
 def mapped(M: Matrix, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
     """A function of a matrix, and of vectors (..., b, n), under torch.vmap along every leading axis.
 
-    An axis along which the vectors have one entry is not theirs: they are the same for all its matrices.
+    Along an axis of size 1 the vectors are shared by all matrices.
     """
 
     def of_tensors(tensors: dict[str, Tensor], *x: Tensor) -> Tensor:
@@ -147,12 +147,12 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
     lead = _broadcast(M.leading, x.shape[:-2])
     sizes = (1,) * (len(lead) - len(M.leading)) + tuple(M.leading)
     x = x.reshape(*(1,) * (len(lead) - x.ndim + 2), *x.shape)
-    # Axes that are the vectors' alone join the rows.
+    # Axes of the vectors alone join the rows.
     folded = [a for a, size in enumerate(sizes) if size == 1]
     kept = [a for a, size in enumerate(sizes) if size != 1]
     rows = [x.shape[a] for a in (*folded, len(lead))]
     x = x.permute(*kept, *folded, len(lead), len(lead) + 1).flatten(len(kept), -2)
-    x = x if kept else x.unsqueeze(0)  # one matrix after all is a stack of one
+    x = x if kept else x.unsqueeze(0)  # a single matrix is a stack of one
     flat = _multiply(reshaped(M, [sizes[a] for a in kept] or [1]), x, transposed)
     y = (flat if kept else flat.squeeze(0)).unflatten(-2, rows)
     order = [*kept, *folded]
@@ -161,7 +161,7 @@ def multiply(M: Matrix, x: Tensor, *, transposed: bool) -> Tensor:
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """`torch.broadcast_shapes`, which takes as long as a product."""
+    """A fast `torch.broadcast_shapes`; torch's takes as long as a product."""
     pairs = [*zip_longest(reversed(a), reversed(b), fillvalue=1)]
     if any(p != q and p != 1 and q != 1 for p, q in pairs):
         torch.broadcast_shapes(a, b)  # raises what is wrong
@@ -169,7 +169,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def _multiply(M: Matrix, x: Tensor, transposed: bool) -> Tensor:
-    """Vectors (..., b, n) have as many leading axes as the stack, each of its size or of size 1."""
+    """The product with vectors (..., b, n), whose leading axes have the stack's sizes or size 1."""
     wide, name = M.promoted(), "_rmatmul" if transposed else "_matmul"
 
     def product(x: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""How weights are stored in few bits: integers with a scale, and for operators an offset.
+"""Storage of weights in few bits: integers with a scale, and for operators an offset.
 
     value = offset + scale * integer
 
 Generators and dense weights are int8 with a scale for each vector or row, operators int16 around one or zero
-with a scale for each operator, and what is sensitive to rounding (nodes, corners, biases) stays float32. A
-class says what is not int8 in `StructuredMatrix.stored`. The C export and `torchldr.quantize_` round by the
-one function here.
+with a scale for each operator. Tensors that are sensitive to rounding (nodes, corners, biases) stay float32.
+`StructuredMatrix.stored` lists a class's exceptions from int8. The C export and `torchldr.quantize_` both use
+the function here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 
 class Storage(NamedTuple):
-    """The dtype that a tensor is stored in, and what its integers are counted from."""
+    """The stored dtype of a tensor, and the offset of its integers."""
 
     dtype: torch.dtype
     offset: float = 0.0
 
     @property
     def largest(self) -> int:
-        """The largest integer that is used; its negative is the smallest."""
+        """The largest integer in use; its negative is the smallest."""
         return torch.iinfo(self.dtype).max
 
 
@@ -36,7 +36,7 @@ FLOAT = Storage(torch.float32)
 
 
 class Rounded(NamedTuple):
-    """A tensor in integers: `offset + scale * integers`, the scale with axes of 1 where it is shared."""
+    """A tensor in integers: `offset + scale * integers`. Shared axes of the scale have size 1."""
 
     scale: Tensor
     integers: Tensor
@@ -63,9 +63,9 @@ def rounded(t: Tensor, storage: Storage = INT8, lead: int = 0) -> Rounded:
         lead: how many axes are in front of the tensor's own.
 
     Returns:
-        Integers of the tensor's shape and a scale in its dtype; the largest entry of each vector, less the
-        offset, is the largest integer. No entry moves by more than half a scale, but for the rounding of the
-        dtype. In float32 at least: integers of 16 bits are not numbers of bfloat16.
+        Integers of the tensor's shape, and a scale in its dtype (at least float32). The largest entry of each
+        vector, less the offset, becomes the largest integer. No entry moves by more than half the scale, up
+        to rounding in the dtype.
     """
     limits, narrow = torch.finfo(t.dtype), t.dtype
     t = t.detach().to(torch.promote_types(narrow, torch.float32)) - storage.offset
@@ -87,7 +87,7 @@ def straight_through(t: Tensor, storage: Storage = INT8, lead: int = 0) -> Tenso
 
 
 def stored_bytes(shape: tuple[int, ...], storage: Storage = INT8, lead: int = 0) -> int:
-    """What a tensor of this shape takes in this storage, its scales in float32 included.
+    """The bytes of a tensor of this shape in this storage, including its scales in float32.
 
     >>> stored_bytes((4, 784)), stored_bytes((783,), AROUND_ONE), stored_bytes((10,), FLOAT)
     (3152, 1570, 40)

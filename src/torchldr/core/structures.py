@@ -20,7 +20,7 @@ def get_structure(name: str | type[StructuredMatrix]) -> type[StructuredMatrix]:
 
 
 def unstructured() -> type[StructuredMatrix]:
-    """The class that leaves a weight as it is: any matrix is one of its members."""
+    """The class of all matrices, which leaves a weight unchanged."""
     return next(cls for cls in REGISTRY.values() if not cls.structured)
 
 

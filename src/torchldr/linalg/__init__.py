@@ -1,4 +1,4 @@
-"""Solving with square linear maps: `solve`, the solvers that it chooses from, condition numbers."""
+"""Solving with square linear maps: `solve`, its solvers, and condition numbers."""
 
 from .solve import IllConditionedWarning, condition_estimate, solve, solvers
 

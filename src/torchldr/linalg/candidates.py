@@ -1,17 +1,17 @@
-"""Which solvers serve which map, in the order in which they are tried.
+"""The solvers for each map, in the order in which they are tried.
 
     class                      by
     circulant, ACDC, ..        a formula of its inverse
     LDR-SD, r = 1              its two Krylov factors: triangular where the operator is nilpotent
-    Toeplitz, Hankel           conjugate residuals, where they converge
-    Toeplitz- .. Cauchy-like   GKO; LDR-SD too, while its scales stay within a range
+    Toeplitz, Hankel           conjugate residuals, if they converge
+    Toeplitz- .. Cauchy-like   GKO; also LDR-SD, if its scales stay within a range
     compositions, inverses     their parts
-    what has Z-like operators  GKO, by the generators that the closure rules give
+    others with Z-like operators  GKO, by the generators from the closure rules
     everything                 GMRES or the dense matrix: `general`
 
-On a GPU the dense matrix comes before GKO and GMRES, whose steps are too small for it.
+On a GPU the dense matrix comes before GKO and GMRES, whose steps are too small for a GPU.
 
-The rules of classes, for "solvers", lie in their folders; each returns a list of `Candidate`.
+Each class's rule for "solvers" is in its folder and returns a list of `Candidate`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def candidates(M: LinearMap) -> list[Candidate]:
 
 
 def by_generators(M: LinearMap, rank: int, forms: list[Candidate]) -> list[Candidate]:
-    """GKO where it pays, the dense matrix where that is small; each the other's second opinion."""
+    """GKO and the dense matrix, the faster one first; the other one is the fallback."""
     if M.in_features < max(GKO_FROM, 8 * rank):
         return [dense(M), *forms]
     return [*forms, *last_resort(M)]
 
 
 def toeplitz_candidates(generators: Callable[[], tuple[Tensor, Tensor]]) -> list[Candidate]:
-    """Elimination for T, given what computes P and Q of T - Z_1 T Z_{-1}^T = P^T Q."""
+    """Elimination for T, given a function for P and Q of T - Z_1 T Z_{-1}^T = P^T Q."""
     return [
         gko("gko", lambda: real_toeplitz_form(*generators())),
         real(gko("gko, complex nodes", lambda: complex_toeplitz_form(*generators()))),
@@ -99,12 +99,12 @@ def _(M: LinearMap) -> list[Candidate]:
 
 
 def real(of: Candidate) -> Candidate:
-    """The same for a real matrix, whose solutions come with imaginary parts that are rounding errors."""
+    """The same for a real matrix: the imaginary parts of its solutions are rounding errors."""
     part = lambda x: x.real if x.is_complex() else x
     return around(of, (keep, part), (part, keep))
 
 
-# Of lazy maps, their parts are asked.
+# Lazy maps ask their parts.
 
 
 @rule("solvers", Transposed)
@@ -121,7 +121,7 @@ def _(M: Scaled) -> list[Candidate]:
 
 
 def _for_any(M: LinearMap, of: Candidate) -> Solver:
-    """The candidate for M, made to take complex right-hand sides too."""
+    """The candidate for M, extended to complex right-hand sides."""
     return of.make() if M.dtype.is_complex else RealSolver(of.make())
 
 
@@ -131,7 +131,7 @@ def _(M: Inverse) -> list[Candidate]:
 
 
 def _steady(M: LinearMap) -> Candidate:
-    """The first solver that does not give up on matrices that others solve."""
+    """The first solver that never gives up on a matrix that others can solve."""
     return next(candidate for candidate in candidates(M) if candidate.largest is None)
 
 

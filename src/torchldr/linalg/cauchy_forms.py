@@ -8,7 +8,7 @@
     Vandermonde-like    nothing, the Fourier modes of Z_{-i}               complex    r + 1
     LDR-SD              diagonal scales around a Toeplitz-like matrix      real       2 (r + 2)
 
-All transforms are unitary, so solving among the modes is as well conditioned as outside.
+All transforms are unitary, so the transformed system has the same condition number.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class CauchyForm(NamedTuple):
 
 
 class CauchySolver(Solver):
-    """Elimination on the generators of a Cauchy form; the first systems are solved on its way.
+    """Elimination on the generators of a Cauchy form, which also solves the first systems.
 
-    It runs on a CPU: a GPU would take longer to start each of the n small steps than a CPU takes for it.
+    It runs on the CPU: starting each of the n small steps on a GPU would take longer than the step itself.
     """
 
     def __init__(self, form: CauchyForm) -> None:
@@ -90,12 +90,12 @@ def gko(name: str, make: Callable[[], CauchyForm]) -> Candidate:
 
 
 def real_toeplitz_form(P: Tensor, Q: Tensor) -> CauchyForm:
-    """Of T with T - Z_1 T Z_{-1}^T = P^T Q, P and Q (r, n), in real arithmetic."""
+    """The Cauchy form of T with T - Z_1 T Z_{-1}^T = P^T Q, P and Q (r, n), in real arithmetic."""
     return CauchyForm(*cauchy_like_of_toeplitz_like(P, Q), CYCLIC, ANTICYCLIC)
 
 
 def complex_toeplitz_form(P: Tensor, Q: Tensor) -> CauchyForm:
-    """Of the same T with the roots of 1 and of -1 as nodes.
+    """The Cauchy form of the same T with the roots of 1 and of -1 as nodes.
 
     T Z_{-1} - Z_1 T = P^T (Q Z_{-1}). The nodes lie farther apart than their real parts do (1 / n, not
     1 / n^2), so fewer digits are lost; it takes nearly twice as long.
@@ -108,7 +108,7 @@ def complex_toeplitz_form(P: Tensor, Q: Tensor) -> CauchyForm:
 
 
 def vandermonde_form(nodes: Tensor, G: Tensor, H: Tensor, last: Tensor) -> CauchyForm:
-    """Of a square M with M - diag(nodes) M Z_0^T = G^T H, given its last column.
+    """The Cauchy form of a square M with M - diag(nodes) M Z_0^T = G^T H, given its last column.
 
     Z_0 is closed to Z_i, whose eigenvalues keep a distance of 1 / n from all real nodes and from the n-th
     roots of 1 and -1: diag(nodes) M - M Z_{-i} = (-G^T H + i diag(nodes) last e_1^T) Z_{-i}.

@@ -1,9 +1,8 @@
-"""Solving with a measured result: iterative refinement, backward error, condition.
+"""Solving with a measured error: iterative refinement, backward error, condition number.
 
 Two random systems are solved along with the given ones. For w with independent normal entries
-E |M^-1 w|^2 = |M^-1|_F^2, so they tell the size of the inverse, and what they leave over, |w - M z|, is
-about 1 as soon as the rounding errors of a solver can make M singular: then nothing that it says is
-worth anything.
+E |M^-1 w|^2 = |M^-1|_F^2, so their solutions z estimate the size of the inverse. Their residual |w - M z| is
+about 1 if rounding errors can make M singular; then no result of the solver can be trusted.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from .solvers import Solver
 
 PROBES = 2
 REFINEMENTS = 4
-LOST = 0.1  # what a random system may leave over of its unit entries before M counts as singular
-FLOOR = 4.0  # rounding units: a backward error that no refinement lowers
+LOST = 0.1  # the residual of a random system with unit entries above which M counts as singular
+FLOOR = 4.0  # rounding units: refinement cannot lower the backward error further
 
 Product = Callable[[Tensor], Tensor]
 
 
 class Certified(NamedTuple):
-    """Solutions and what is known of them.
+    """Solutions and their measured errors.
 
-    `condition` is |M|_2 |M^-1|_F, estimated: at least the 2-norm condition number, up to a factor of about 2;
-    inf for a singular matrix. For an iteration, a lower bound; nan for one that gave up.
+    `condition` estimates |M|_2 |M^-1|_F, within a factor of about 2; that is at least the condition number in
+    the 2-norm. It is inf for a singular matrix, a lower bound for an iteration, and nan for one that gave up.
     """
 
     x: Tensor  # solutions, rows (p, n)
@@ -41,10 +40,10 @@ class Certified(NamedTuple):
 def certified(
     product: Product, adjoint: Product, solver: Solver, b: Tensor, *, transposed: bool, tol: float
 ) -> Certified:
-    """Solve and refine until |b - M x| <= tol |b|, or until rounding errors allow no more.
+    """Solve and refine until |b - M x| <= tol |b|, or until rounding prevents more.
 
     `product` and `adjoint` take rows to rows, by M and by its conjugate transpose (by M^T where
-    `transposed`). The solver's error is measured, not believed.
+    `transposed`). The error is measured, whatever the solver claims.
     """
     p, n = b.shape
     random = random_rows(PROBES, n, b)
@@ -85,14 +84,14 @@ def certified(
 
 
 def _unknown(solver: Solver) -> float:
-    """The condition number of what was not solved: inf by a solver that solves all but singular systems."""
+    """The condition number of an unsolved system: inf if the solver fails only for singular matrices."""
     return torch.inf if solver.trusted == torch.inf else torch.nan
 
 
 def lengths(rows: Tensor) -> list[float]:
     """The 2-norms of rows."""
     found: list[float] = torch.linalg.vector_norm(rows, dim=-1).tolist()
-    if not all(1e-140 < length < 1e150 for length in found):  # squares may have been out of range
+    if not all(1e-140 < length < 1e150 for length in found):  # the squares may be out of range
         largest = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
         unit = rows / torch.where(largest > 0, largest, 1)
         found = (largest.squeeze(-1) * torch.linalg.vector_norm(unit, dim=-1)).tolist()
@@ -109,12 +108,12 @@ def _errors(lost: list[float], length: list[float], size: list[float], norm: flo
 
 
 def _largest(values: list[float]) -> float:
-    """nan where there is one, 0 where there is none."""
+    """nan if one is among them, else 0."""
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
 def _norm(before: Tensor, after: Tensor, adjoint: Product) -> float:
-    """A bound of |M| from below, given a vector and its product."""
+    """A lower bound of |M|, from a vector and its product."""
     first, second = lengths(torch.cat((before, after)))
     (third,) = lengths(adjoint(after / (second or 1.0)))
     return max(second / first if first else 0.0, third)
@@ -127,7 +126,7 @@ def random_rows(count: int, n: int, like: Tensor) -> Tensor:
 
 
 def norm_estimate(product: Product, adjoint: Product, n: int, like: Tensor, steps: int) -> float:
-    """The 2-norm from below, by power iteration from a random vector: 2 steps - 1 products."""
+    """A lower bound of the 2-norm by power iteration from a random vector, with 2 steps - 1 products."""
     x = random_rows(1, n, like)
     largest = 0.0
     for step in range(steps):
@@ -145,7 +144,7 @@ def norm_estimate(product: Product, adjoint: Product, n: int, like: Tensor, step
 def condition_by(
     product: Product, adjoint: Product, solver: Solver, n: int, like: Tensor, *, steps: int
 ) -> float:
-    """|M| |M^-1| in the 2-norm, from below: two power iterations, one of them by an exact solver."""
+    """A lower bound of |M| |M^-1| in the 2-norm, by two power iterations, one with an exact solver."""
     adjoint_inverse = lambda y: solver.solve(y.conj().resolve_conj(), transposed=True).conj().resolve_conj()
     inverse = norm_estimate(solver.solve, adjoint_inverse, n, like, steps)
     return norm_estimate(product, adjoint, n, like, steps) * inverse

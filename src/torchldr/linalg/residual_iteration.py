@@ -1,8 +1,8 @@
 """Toeplitz systems by conjugate residuals, in O(n log n) a step: `functional.toeplitz_residuals`.
 
-Some thirty steps come to the level of rounding whatever n is, for a symbol that its mean over near-by values
-approximates. Where they will not do, the residual tells after eight steps, and elimination takes over. The
-solver is believed for well-conditioned matrices alone, as told by two random systems that are solved along.
+For a smooth symbol about thirty steps reach the level of rounding, whatever n is. If they will not, the
+residual shows it after eight steps, and elimination takes over. The result counts only for well-conditioned
+matrices, as estimated from two random systems.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..functional import toeplitz_residuals
 from .solvers import Candidate, Solver
 
 FROM = 192  # features: below, elimination is as fast
-PLAIN_FROM, CUDA_FROM = 1024, 2048  # the same for the form that is not compiled, on a CPU and a GPU
+PLAIN_FROM, CUDA_FROM = 1024, 2048  # the same without the compiled loop, on a CPU and a GPU
 LARGEST = 1 << 17  # numbers in the right-hand sides: the iteration keeps a hundred times as many
 STEPS = 48
-PROBED = 0.05  # what is left of a random system with unit entries: enough to see its largest components
+PROBED = 0.05  # the residual of a random system with unit entries: enough to see its largest components
 ROUNDING = torch.finfo(torch.float64).eps
 
 
@@ -43,7 +43,7 @@ class ResidualIteration(Solver):
 
 
 def residual_iteration(column: Tensor, row: Tensor) -> list[Candidate]:
-    """The iteration for a real Toeplitz matrix in float64, where it is the faster way."""
+    """The iteration for a real Toeplitz matrix in float64, if it is the fastest method."""
     compiled = toeplitz_residuals.compiles(column, row)
     if len(column) < (FROM if compiled else CUDA_FROM if column.is_cuda else PLAIN_FROM):
         return []

@@ -1,4 +1,4 @@
-"""Solving with square structured matrices: `solve(M, b)`, and `M.solve(b)`, `M.inverse()` that call it."""
+"""Solving with square structured matrices: `solve(M, b)`, behind `M.solve(b)` and `M.inverse()`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .widening import may_require_grad, widened
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined] # not in its stubs
 
-TOLERANCE = 1e-10  # of |b - M x| / |b|, where rounding errors allow it
+TOLERANCE = 1e-10  # target of |b - M x| / |b|, as far as rounding allows
 ILL_CONDITIONED = 1e8
 
 
@@ -37,25 +37,25 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     Args:
         M: a square linear map.
         b: shape (n,), or (..., n, k) for k right-hand sides in columns, as for `torch.linalg.solve`.
-        tol: what |b - M x| / |b| should come to, by default 1e-10. Iterative refinement goes on until
-            then, or until the rounding errors of M x allow no more.
-        method: the name of one solver, out of `solvers(M)`; by default they are tried in turn.
+        tol: target of |b - M x| / |b|, by default 1e-10. Iterative refinement stops there, or where rounding
+            errors of M x prevent more.
+        method: the name of a solver from `solvers(M)`; by default they are tried in order.
 
     Returns:
-        x in the shape and dtype of b, differentiable (once) in b and in whatever M is made of.
+        x in the shape and dtype of b, differentiable (once) in b and in the tensors of M.
 
-    Computed in float64 or complex128. The residual |b - M x| is at most 1e-10 (|M| |x| + |b|), usually some
-    rounding units of it, for condition numbers up to 1e8 and mostly beyond. Cost: O(n log n) for circulant
-    matrices and their kin, and a step for well-conditioned `Toeplitz` and `Hankel`; O(n^2 r) operations and
-    O(n r) memory for these and for Toeplitz-, Hankel-, Vandermonde- and Cauchy-like ones; others go by GMRES
-    or as dense matrices.
+    Computed in float64 or complex128. For condition numbers up to 1e8 the residual |b - M x| is at most
+    1e-10 (|M| |x| + |b|), usually a few rounding units of it. Cost: O(n log n) for circulant and similar
+    matrices, and for each step on well-conditioned `Toeplitz` and `Hankel`; O(n^2 r) operations and O(n r)
+    memory for Toeplitz-, Hankel-, Vandermonde- and Cauchy-like matrices. Others use GMRES or the dense
+    matrix.
 
     Warns:
-        IllConditionedWarning: where the condition number is estimated above 1e8.
+        IllConditionedWarning: if the estimated condition number is above 1e8.
 
     Raises:
-        torch.linalg.LinAlgError: where M is singular to working precision, or x out of range.
-        ValueError: where M is not square or sizes do not fit.
+        torch.linalg.LinAlgError: if M is singular to working precision, or x is out of range.
+        ValueError: if M is not square or sizes do not fit.
 
     The same, slowly: `torch.linalg.solve(M.to_dense(), b)`.
 
@@ -65,7 +65,7 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     >>> torch.allclose(torchldr.solve(M, M @ x), x)
     True
     """
-    if getattr(M, "leading", ()):  # a stack, whose systems it solves one by one
+    if getattr(M, "leading", ()):  # a stack: its systems are solved one by one
         return M.solve(b, tol=tol, method=method)
     _check(M, b)
     if tol is not None and not tol >= 0:
@@ -78,7 +78,7 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
 
 
 def solvers(M: LinearMap) -> list[str]:
-    """The names of the ways to solve with M, in the order in which `solve` tries them."""
+    """The names of the methods for M, in the order in which `solve` tries them."""
     if M.out_features != M.in_features:
         raise ValueError(f"{type(M).__name__}: only square systems can be solved, got {show(M)}.")
     with torch.no_grad():
@@ -92,7 +92,7 @@ def solve_rows(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str
     if not b.numel():
         return b.clone()
     unknown = ~b.isfinite().all(-1, keepdim=True)
-    if bool(unknown.any()):  # as such a system has no solution, the others alone are solved and measured
+    if bool(unknown.any()):  # these have no solution: only the others are solved and measured
         known = solve_rows(M, b.masked_fill(unknown, 0), tol=tol, method=method)
         return known.masked_fill(unknown, torch.nan)
     with torch.no_grad(), forward_mode(False):
@@ -115,8 +115,8 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # of x held fixed a second derivative would be wrong
-            raise RuntimeError("solve: a solution is differentiable once, so not with create_graph=True.")
+        if torch.is_grad_enabled():  # with x held fixed a second derivative would be wrong
+            raise RuntimeError("solve: a solution is differentiable once, without create_graph=True.")
         return _again(dx.conj().resolve_conj(), *ctx.how, transposed=True).conj(), None, None, None, None
 
     @staticmethod
@@ -126,7 +126,7 @@ class _Implicit(torch.autograd.Function):
 
 
 def _again(b: Tensor, system: LinearMap, solver: Solver, tol: float | None, *, transposed: bool) -> Tensor:
-    """Solve once more with a system, or its transpose, that a solver has served."""
+    """Solve again with the solver of an earlier system, or with its transpose."""
     rows = _as_real(b, system)
     product, adjoint = products(system, transposed=transposed)
     found = certified(product, adjoint, solver, rows, transposed=transposed, tol=_tolerance(tol))
@@ -141,14 +141,14 @@ def _as_real(b: Tensor, M: LinearMap) -> Tensor:
 
 
 def _as_complex(x: Tensor, b: Tensor) -> Tensor:
-    """Solutions of what `_as_real` made of b."""
+    """The solutions for b from those for `_as_real(b)`."""
     return torch.complex(*x.chunk(2)) if b.is_complex() and not x.is_complex() else x
 
 
 def _chosen(
     M: LinearMap, system: LinearMap, b: Tensor, tol: float | None, method: str | None
 ) -> tuple[Solver, Tensor]:
-    """The first certified solution and its solver; warnings and errors name M."""
+    """The first certified solution and its solver. Warnings and errors name M."""
     rows = _as_real(b, M)
     solver, found = certified_by(system, rows, tol=tol, method=method)
     name, n = type(M).__name__, M.in_features
@@ -161,7 +161,7 @@ def _chosen(
         raise LinAlgError(f"solve: {name} of {n} x {n} is singular to working precision.")
     if found.backward_error > ACCEPTED and found.residual > (tol or 0):
         raise LinAlgError(
-            f"solve: no method came further than a residual of {found.residual:.1e} |b| for {name} of "
+            f"solve: no method reached a residual below {found.residual:.1e} |b| for {name} of "
             f"{n} x {n}: it is singular or too ill-conditioned."
         )
     if found.condition > ILL_CONDITIONED:
@@ -170,8 +170,8 @@ def _chosen(
 
 
 def _size_of_solution(M: LinearMap, b: Tensor, method: str | None) -> float | None:
-    """The decimal exponent of the largest entry of M^-1 b, found from b scaled to unit size; None where that
-    is singular too, or x within the range."""
+    """The decimal exponent of the largest entry of M^-1 b, from b scaled to unit size; None if that fails too
+    or x is within the range."""
     largest = b.abs().amax(-1, keepdim=True)
     unit = b / torch.where(largest > 0, largest, 1)
     found = certified_by(M, unit, method=method)[1]
@@ -182,7 +182,7 @@ def _size_of_solution(M: LinearMap, b: Tensor, method: str | None) -> float | No
 
 
 def _warn(name: str, M: LinearMap, solver: Solver, found: Certified) -> None:
-    """Say that M is ill-conditioned, where a closer look does not find it to be less so."""
+    """Warn that M is ill-conditioned, unless a better estimate says otherwise."""
     condition = found.condition
     if solver.exact:  # the first estimate counts all small singular values, so it may be too large
         condition = condition_by(*products(M), solver, M.in_features, found.x, steps=4)
@@ -205,9 +205,9 @@ def certified_by(
     transposed: bool = False,
     steady: bool = False,
 ) -> tuple[Solver, Certified]:
-    """The solver that came to a solution, and that; the last one's where none did.
+    """The first solver with an accepted solution, and the solution; else the last ones.
 
-    `steady` leaves out those that may give up on the next right-hand side.
+    `steady` skips solvers that may give up on the next right-hand side.
     """
     product, adjoint = products(M, transposed=transposed)
     for candidate in _possible(M, b, method, steady=steady):
@@ -229,7 +229,7 @@ def _is_accepted(solver: Solver, found: Certified, tol: float | None) -> bool:
 
 
 def _possible(M: LinearMap, b: Tensor, method: str | None, *, steady: bool) -> list[Candidate]:
-    """The solvers to try for these right-hand sides, or the one that was named."""
+    """The solvers to try for these right-hand sides, or the named one."""
     n, known = M.in_features, candidates(M)
     if method is not None:
         names = [candidate.name for candidate in known]
@@ -245,7 +245,7 @@ def _possible(M: LinearMap, b: Tensor, method: str | None, *, steady: bool) -> l
 
 
 def products(M: LinearMap, *, transposed: bool = False) -> tuple[Product, Product]:
-    """Rows by M and by its conjugate transpose; by M^T and conj(M) where `transposed`."""
+    """Products of rows by M and by its conjugate transpose; if `transposed`, by M^T and conj(M)."""
     product, other = (rmultiply, multiply) if transposed else (multiply, rmultiply)
     return lambda x: product(M, x), lambda y: other(M, y.conj().resolve_conj()).conj().resolve_conj()
 
@@ -286,7 +286,7 @@ def condition_estimate(M: LinearMap, *, steps: int = 8) -> float:
             condition number; 8 steps are nearly always within a factor of 2.
 
     Returns:
-        The estimate; inf where M is singular to working precision.
+        The estimate; inf if M is singular to working precision.
 
     Cost: 2 steps products, and as many solutions by one elimination. The same, slowly:
     `torch.linalg.cond(M.to_dense())`.

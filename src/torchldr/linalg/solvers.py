@@ -1,7 +1,7 @@
-"""Ways to solve a square system: what the rules "solvers" of the classes choose from.
+"""Solvers of square systems, for the classes' rules "solvers".
 
-A solver takes right-hand sides as rows (p, n) in float64 or complex128 and gives approximate solutions;
-`certificate` measures how good they are. Nothing here is differentiable: `solve` is.
+A solver takes right-hand sides as rows (p, n) in float64 or complex128 and returns approximate solutions.
+`certificate` measures their error. Only `solve` is differentiable.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..functional.gmres import gmres
 
 # Up to here Gaussian elimination on the dense matrix is quick (some 50 ms): no iteration is tried first.
 DENSE_FIRST = 1024
-# Up to here the dense matrix (512 MiB) is what is left when everything else fails.
+# Up to here the dense matrix (512 MiB) is the last resort.
 DENSE_LIMIT = 8192
-# What GMRES leaves of |b|, unless `solve` is told another tolerance.
+# GMRES stops at this part of |b|, unless `solve` has another tolerance.
 GMRES_TOLERANCE = 1e-13
 ACCEPTED = 1e-10  # of the backward error: with more, the next solver is tried
 
@@ -29,24 +29,24 @@ ACCEPTED = 1e-10  # of the backward error: with more, the next solver is tried
 class Solver:
     """Solves with one matrix and its transpose, possibly many times."""
 
-    exact = True  # but for rounding: an iteration may instead not come to an end
-    final = False  # what this one cannot solve, none can
-    trusted = torch.inf  # the condition number up to which it is believed
-    accepted = ACCEPTED  # the backward error up to which it is
+    exact = True  # up to rounding; an iteration may fail to converge instead
+    final = False  # if this one fails, all do
+    trusted = torch.inf  # the condition number up to which its result counts
+    accepted = ACCEPTED  # the backward error up to which its result counts
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         """Approximate solutions of M x = b, or of M^T x = b, for every row of b (p, n).
 
-        Where the matrix is singular they hold inf or nan, or are of no use.
+        For a singular matrix they hold inf, nan or arbitrary values.
         """
         raise NotImplementedError
 
     def solve_with(self, b: Tensor, probes: Tensor, *, transposed: bool = False) -> Tensor:
-        """The same for the rows of b and then of probes, which need not be solved to more than a percent."""
+        """The same for the rows of b and then of probes; a percent of accuracy is enough for the probes."""
         return self.solve(torch.cat((b, probes)), transposed=transposed)
 
     def _as(self, *parts: Solver) -> None:
-        """Be as good as the worst of these."""
+        """Take the weakest guarantees of these parts."""
         self.exact = all(part.exact for part in parts)
         self.final = bool(parts) and all(part.final for part in parts)
         self.trusted = min((part.trusted for part in parts), default=torch.inf)
@@ -56,14 +56,13 @@ class Solver:
 class Candidate(NamedTuple):
     """A solver that may be tried, by name.
 
-    `largest` is for one that may give up on matrices that others solve: how many numbers the right-hand sides
-    may have.
+    `largest` limits the numbers in the right-hand sides, for a solver that may give up where others succeed.
     """
 
     name: str
-    make: Callable[[], Solver]  # does the work that comes before the first system
+    make: Callable[[], Solver]  # does the work before the first system
     largest: int | None = None
-    stepwise: bool = False  # in many small steps, each after the last: slow on a GPU
+    stepwise: bool = False  # many small sequential steps: slow on a GPU
 
 
 class Formula(Solver):
@@ -116,7 +115,7 @@ class DenseSolver(Solver):
 
 
 def _dense_matrix(M: LinearMap) -> Tensor:
-    """In float64 or complex128: as the class makes it, or by products with unit vectors."""
+    """The dense matrix in float64 or complex128, from the class or by products with unit vectors."""
     if isinstance(M, StructuredMatrix):
         return M.materialize()
     n = M.in_features
@@ -134,14 +133,14 @@ class IterativeSolver(Solver):
 
     def solve(self, b: Tensor, *, transposed: bool = False) -> Tensor:
         product = rmultiply if transposed else multiply
-        # Of ordinary size on both sides: squares of lengths are taken.
+        # Scale both sides to ordinary size, because lengths are squared.
         size = _power_of_two(torch.linalg.vector_norm(b, torch.inf, -1, keepdim=True))
         norm = _power_of_two(product(self.M, b / size).abs().max())
         return gmres(lambda x: product(self.M, x) / norm, b / size, tol=self.tol)[0] / norm * size
 
 
 def _power_of_two(size: Tensor) -> Tensor:
-    """The one below, by which to divide exactly; some one for 0 and for what is not finite."""
+    """The power of two below, for exact division; arbitrary for 0 and values that are not finite."""
     return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
 
 
@@ -168,7 +167,7 @@ def iterative(M: LinearMap) -> Candidate:
 
 
 def general(M: LinearMap) -> list[Candidate]:
-    """What serves every matrix: elimination where it is small, else GMRES first."""
+    """The candidates for any matrix: elimination for a small one, else GMRES first."""
     if M.in_features <= DENSE_FIRST:
         return [dense(M), iterative(M)]
     return [iterative(M), *last_resort(M)]

@@ -1,6 +1,6 @@
-"""Linear maps in float64, and whether they carry gradients: what `solve` has to know of every map.
+"""Linear maps in float64, and whether they may carry gradients, for `solve`.
 
-Both are rules, "widened" and "may_require_grad". Those of a map without any: its tensors widened, and yes.
+Both are rules, "widened" and "may_require_grad". The defaults widen all tensors and answer yes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def widened(M: LinearMap) -> LinearMap:
 
 
 def may_require_grad(M: LinearMap) -> bool:
-    """Whether M may be made of something that requires a gradient: True for a class that is not known."""
+    """Whether any part of M may require a gradient; True for an unknown class."""
     return rules.apply("may_require_grad", M)
 
 
 @rule("widened", LinearMap)
 def _(M: LinearMap) -> LinearMap:
-    """A copy whose tensors, and the maps that it is made of, are widened."""
+    """A copy with its tensors and parts widened."""
     other = copy(M)
     for name, value in vars(M).items():
         setattr(other, name, _wide(value))
@@ -57,7 +57,7 @@ rule("widened", StructuredMatrix)(lambda M: M.double())
 
 @rule("widened", Recompressed)
 def _(M: Recompressed) -> LinearMap:
-    return widened(M.of)  # whose generators can be made in float64, those kept were not
+    return widened(M.of)  # its cached generators have the old dtype
 
 
 @rule("may_require_grad", LinearMap)

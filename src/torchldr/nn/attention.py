@@ -17,12 +17,11 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 class StructuredAttention(nn.Module):
     """nn.MultiheadAttention whose four projections are layers of their own, structured or dense.
 
-    torch's module reads the weights of its projections, and so must hold them dense; this one calls them.
-    Sizes, options and the extra key and value are those of an original. Shape, masks and results are those of
-    nn.MultiheadAttention, but for nested tensors.
+    torch's module reads the weights of its projections, so they must be dense. This one calls the projections
+    as layers. Shapes, masks and results are those of nn.MultiheadAttention, except for nested tensors.
     """
 
-    # nn.TransformerEncoderLayer asks for these before it would read joint weights; there are none.
+    # nn.TransformerEncoderLayer checks these before it reads joint weights, which do not exist here.
     in_proj_bias = None
     in_proj_weight = None
     _qkv_same_embed_dim = False
@@ -112,7 +111,7 @@ class StructuredAttention(nn.Module):
         return mask
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """The nn.MultiheadAttention of the same function."""
+        """An nn.MultiheadAttention that computes the same function."""
         dense = {name: dense_linear(self.get_submodule(name)) for name in PROJECTIONS}
         last, inputs = dense["out_proj"], [dense[name] for name in PROJECTIONS[:3]]
         names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
@@ -136,7 +135,7 @@ class StructuredAttention(nn.Module):
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as numbers to add: True in torch's boolean masks forbids."""
+    """A mask as numbers to add; True in torch's boolean masks excludes a position."""
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
     return mask.to(dtype)

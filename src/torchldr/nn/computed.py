@@ -1,4 +1,4 @@
-"""What a computed `weight` says to those who write to it."""
+"""Errors for assigning to a computed `weight`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import nn
 
 
 class ComputedWeight(nn.Module):
-    """A layer whose `weight` is computed: to assign it or to prune it is an error that says what to do.
+    """A layer with a computed `weight`: assigning or pruning it raises an error that says what to do instead.
 
-    Where a structure learns a parameter with this name, as the dense class does, it stays one.
+    If the structure has a parameter of this name, as the dense class does, it stays a parameter.
     """
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:

@@ -1,10 +1,10 @@
-"""One description of a layer, as JSON has it: what saving, loading and Hugging Face's config say of it.
+"""The JSON description of a layer, for saving, loading and Hugging Face's config.
 
     {"kind": "linear", "structure": "ldr_sd", "rank": 4, "options": {}, "shape": [512, 784], "bias": true}
 
 An attention has such entries as its "parts", a convolution one as its "linear". A recurrent layer has its
-sizes, and "weights" where these differ. "rounded" says what `quantize_` did: "integers", or in "training". An
-entry without a kind is a dense layer that was rounded. Tied tensors are listed beside the tensors, by name.
+sizes, and "weights" where these differ. "rounded" says how `quantize_` rounded it: "integers" or "training".
+An entry without a kind is a rounded dense layer. Tied tensors are listed beside the tensors, by name.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _structure(layer: StructuredLinear | MatrixStack) -> Entry:
 def descriptions(model: nn.Module) -> dict[str, Entry]:
     """The entries of all structured and rounded modules of a model, by name.
 
-    What lies inside a structured module is part of its entry, but for its rounding.
+    An entry includes the modules inside a structured module, except for their rounding.
     """
     found: dict[str, Entry] = {}
     for name, module in model.named_modules(remove_duplicate=False):  # parents come before their children
@@ -89,14 +89,14 @@ def descriptions(model: nn.Module) -> dict[str, Entry]:
 
 
 def split_rounding(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The layers that are built anew, and how modules were rounded, by name."""
+    """The layers to build, and how modules were rounded, by name."""
     layers = {name: {k: v for k, v in entry.items() if k != "rounded"} for name, entry in entries.items()}
     rounded = {name: entry["rounded"] for name, entry in entries.items() if "rounded" in entry}
     return {name: entry for name, entry in layers.items() if entry or name not in rounded}, rounded
 
 
 def _rounding(module: nn.Module) -> str | None:
-    """What `quantize_` made of a module's weights."""
+    """How `quantize_` rounded a module's weights."""
     if not parametrize.is_parametrized(module):
         return None
     kept: Any = module.parametrizations
@@ -104,5 +104,5 @@ def _rounding(module: nn.Module) -> str | None:
 
 
 def declare(model: nn.Module) -> None:
-    """Say in the config of a Hugging Face model which layers are structured and which are rounded."""
+    """Record structured and rounded layers in the config of a Hugging Face model."""
     pretrained.declare(model, descriptions)

@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In `eval()` while this lasts; then every module is in its own mode again."""
+    """Put the model into `eval()` inside this context, then restore every module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""`freeze`: a copy of a model for inference, with everything prepared that does not depend on the input."""
+"""`freeze`: a copy of a model for inference, with everything precomputed except what depends on the input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Inputs = dict[nn.Module, tuple[Any, ...]]
 
 
 class Frozen(NamedTuple):
-    """What became of one layer."""
+    """How one layer was frozen."""
 
     layer: str
     structure: str
@@ -99,25 +99,25 @@ class FrozenChannels(nn.Module):
 
 @torch.no_grad()
 def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> nn.Module:
-    """A copy of a model for inference, whose structured layers have everything prepared.
+    """A copy of a model for inference, with prepared structured layers.
 
-    Each becomes an `nn.Linear` where its dense matrix is faster, else a module with the constants of its fast
-    product; LSTM and GRU layers become those of torch. None of their parameters needs a gradient. The model
-    itself is untouched and trains on; freeze it again to serve what it has learned.
+    Each becomes an `nn.Linear` if its dense matrix is faster, else a module with the constants of its fast
+    product. LSTM and GRU layers become torch's. Their parameters need no gradients. The model itself does not
+    change and can train on; freeze it again to serve the new weights.
 
     Args:
         model: any module.
-        example: an input of the model, or a tuple of its arguments: products are chosen for as many rows as
-            reach each layer. Without it, for one row.
-        measure: whether to time both products of each layer with the example on this machine, and to take the
-            faster one. By default a rule of sizes decides.
+        example: an input of the model, or a tuple of its arguments. Products are then chosen for the number
+            of rows that reach each layer, otherwise for one row.
+        measure: whether to time both products of each layer with the example on this machine. By default a
+            rule of sizes decides.
 
     Returns:
-        The copy, in `eval()`. Its attribute `report` says which product each layer got, why, and what it
+        The copy, in `eval()`. Its attribute `report` says which product each layer got, why, and how much it
         holds.
 
-    The copy compiles, exports, pickles, moves and quantises as any other model, and gives gradients in its
-    input.
+    The copy compiles, exports, pickles, moves and quantises like any other model. Its output is
+    differentiable in its input.
 
     Examples:
         >>> model = nn.Sequential(StructuredLinear(64, 64, structure="toeplitz_like"), nn.ReLU())
@@ -176,7 +176,7 @@ def _is_unchanged(module: nn.Module, source: Any) -> bool:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
-    """The structured layers that run their own `forward`; not those within others."""
+    """The outermost structured layers that run their own `forward`."""
     inner = {
         part for layer in model.modules() if isinstance(layer, StructuredChannels) for part in layer.modules()
     }
@@ -268,7 +268,7 @@ def _dense(layer: StructuredLinear | StructuredChannels) -> nn.Module:
 
 
 def _fast(layer: StructuredLinear | StructuredChannels, matrix: StructuredMatrix) -> nn.Module:
-    """With prepared constants where the class has some, else the layer itself, which needs no gradients."""
+    """A layer with the class's prepared constants, or else the layer itself without gradients."""
     prepare = rules.of_product("frozen", type(matrix))
     if isinstance(layer, StructuredLinear) and prepare is not None:
         made = prepare(matrix if matrix.own_dtype else matrix.promoted(), layer.bias)

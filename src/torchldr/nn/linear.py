@@ -1,4 +1,4 @@
-"""StructuredLinear: a structured matrix where nn.Linear stood."""
+"""StructuredLinear: a structured matrix in place of nn.Linear."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
         weight: the dense matrix, computed at each access. Writing into it (`copy_`, `nn.init.zeros_`) changes
             a copy and not the layer: set the parameters, or call `materialize_` first.
         bias: the bias (out_features), or None.
-        product: "fast" multiplies by the class's own product, "dense" makes the dense matrix first, "auto"
-            takes the faster one by a rule of sizes. May be set at any time. `products(x)` explains it.
+        product: "fast" uses the class's own product, "dense" computes the dense matrix first, "auto" (the
+            default) chooses by a rule of sizes. It may be set at any time; `products(x)` explains the choice.
         G, H, ...: the structure's parameters, by the names of its class.
 
-    The layer keeps nothing between calls. For inference, `torchldr.freeze(model)` gives a copy with
-    everything prepared that does not depend on the input.
+    The layer caches nothing between calls. For inference, `torchldr.freeze(model)` gives a copy that has
+    everything precomputed except what depends on the input.
 
     Examples:
         >>> layer = StructuredLinear(784, 512, structure="ldr_sd", rank=4)
@@ -78,7 +78,7 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all parameters anew, in place, and refill the constants."""
+        """Initialise all parameters again, in place, and refill the constants."""
         self._fill_constants(generator, drawn=True)
         start = self.structure.init_paper_ if self.init == "paper" else self.structure.initialise_
         start(self._tensors(), self.out_features, self.in_features, generator, **self.options)
@@ -88,7 +88,7 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
 
     @property
     def weight(self) -> Tensor:
-        if "weight" in self._learned:  # of the dense class, or what pruning and the like put in its place
+        if "weight" in self._learned:  # of the dense class, or what replaced it, as by pruning
             weight = self._parameters.get("weight", self.__dict__.get("weight"))
             if weight is None:  # while torch's tools exchange it
                 raise AttributeError("StructuredLinear: there is no weight now.")
@@ -113,9 +113,9 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
         return matrix.multiply(x, product=self.product, bias=self.bias)
 
     def products(self, x: Tensor | int = 1) -> Products:
-        """Both products for these rows, or for so many: what each costs, which is taken, why not the other.
+        """The cost of both products for these inputs, or this many rows, the choice and the reason.
 
-        For a layer as it is, which makes its matrix at every call. `torchldr.freeze` prepares it once.
+        This is for the layer itself, which computes its matrix in every call. `torchldr.freeze` does it once.
 
         >>> print(StructuredLinear(4096, 4096, structure="toeplitz_like").products(1))
         -> fast   4 real FFTs of lengths 4096 and 4096 a row

@@ -1,4 +1,4 @@
-"""What structured layers are made of: the tensors of a matrix or of a stack."""
+"""The tensors of a structured layer: those of a matrix or of a stack."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ INITS = ("linear", "paper")
 
 
 class Multiplying(nn.Module):
-    """A layer that multiplies by structured matrices, by the product that it is told to take."""
+    """A layer that multiplies by structured matrices, with a choice of the product."""
 
     _choice = "auto"
 
     @property
     def product(self) -> str:
-        """How matrices multiply: "fast" by their class's own product, "dense" by the dense matrix, "auto" by
-        the faster one. May be set at any time."""
+        """The product: "fast" is the class's own, "dense" that of the dense matrix, "auto" the faster one.
+
+        It may be set at any time.
+        """
         return self._choice
 
     @product.setter
@@ -40,9 +42,9 @@ class Multiplying(nn.Module):
 class StructuredParameters(Multiplying):
     """The parameters and constants of a structured matrix, or of a stack of them, by the names of its class.
 
-    The arguments are those of `MatrixStack`; `leading` is () for one matrix. Constants that are computed,
-    such as nodes, are held once and are not part of the state_dict; those that are drawn, such as the
-    permutation of Fastfood, are drawn for each matrix and are.
+    The arguments are those of `MatrixStack`; `leading` is () for one matrix. Computed constants, such as
+    nodes, are stored once and are not in the state_dict. Random constants, such as Fastfood's permutation,
+    are drawn for each matrix and are in the state_dict.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class StructuredParameters(Multiplying):
         return tensors
 
     def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
-        """Compute the constants again, and draw anew those that are drawn if asked to."""
+        """Compute the constants again, and on request draw the random ones again."""
         some = next(self.parameters())
         given: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
         m, n, rank = self.out_features, self.in_features, self.rank or 1

@@ -1,4 +1,4 @@
-"""StructuredPointwise: a structured matrix where a 1 x 1 convolution stood."""
+"""StructuredPointwise: a structured matrix in place of a 1 x 1 convolution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StructuredPointwise(ComputedWeight):
 
     Args:
         linear: the matrix and the bias, from in_channels to out_channels.
-        stride: (rows, columns) between the pixels that are kept.
+        stride: (rows, columns), as in nn.Conv2d.
 
     Shape:
         Input (..., in_channels, height, width), output (..., out_channels, height', width') as nn.Conv2d.

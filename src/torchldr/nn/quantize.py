@@ -41,7 +41,7 @@ class Quantized(nn.Module):
 
 
 class RoundedInTraining(nn.Module):
-    """A parametrization that rounds and lets gradients through to the float weights."""
+    """A parametrization that rounds and passes gradients through to the float weights."""
 
     rounding = "training"
 
@@ -85,7 +85,7 @@ def _parametrizations(module: nn.Module) -> Any:
 
 
 def unquantize_(model: nn.Module) -> None:
-    """Give a model float weights again, in place: those that its integers stand for."""
+    """Give a model float weights again, in place, with the values of its integers."""
     for module in model.modules():
         for name, kept in list(_parametrizations(module).items()):
             if isinstance(kept[-1], Quantized | RoundedInTraining):
@@ -102,24 +102,24 @@ def quantize_(
     around one or zero. Biases, corners and nodes stay as they are. This holds for structured layers (linear,
     recurrent, channels), `nn.Linear` and convolutions; other modules are left alone.
 
-    The integers are what the model holds: they move, are saved by `state_dict` and loaded again into a model
-    that `quantize_` has prepared, and take a quarter of the memory. Weights are multiplied out when used.
-    They are not trained any more, and what is written to them is lost. peft would merge adapters that way, so
-    a rounded `nn.Linear` or convolution takes none: add them first and merge them, then quantize.
+    The model then stores integers, in a quarter of the memory. `state_dict` saves them; a model on which
+    `quantize_` ran can load them. Each use computes the float weights. They no longer train, and writing to
+    them has no effect. Because peft merges adapters by such writes, a rounded `nn.Linear` or convolution
+    accepts no adapter: add and merge adapters first, then quantize.
 
     Args:
-        model: changed in place. Rounding twice is rounding once.
-        training: keep float weights that are rounded whenever they are used, and give them the gradients of
-            the rounded ones: quantisation-aware training. Call `quantize_(model)` when it is done.
-        where: given a module's name and the module, whether to round it; by default all but layers that share
-            their weight with a module of another kind, such as an embedding: it would be kept twice.
+        model: changed in place. Rounding twice has no further effect.
+        training: quantisation-aware training: keep float weights, round them at each use, and pass the
+            gradients through. Call `quantize_(model)` at the end.
+        where: a function of a module's name and the module: whether to round it. By default all, except
+            layers that share their weight with a module of another kind, such as an embedding.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: for a weight that is not finite, computed as by pruning, quantized by another method of
-            transformers, offloaded, or with an adapter of peft; the model is then as it was.
+        ValueError: for a weight that is not finite, is computed (pruning), offloaded, quantized by another
+            method, or has a peft adapter. The model is then unchanged.
 
     Examples:
         >>> from torchldr import StructuredLinear
@@ -153,7 +153,7 @@ def quantize_(
 
 @cache
 def _refuse_adapters() -> None:
-    """Once a process: an error where peft wraps a rounded layer. When it merges, no hook is called."""
+    """Make peft raise an error when it wraps a rounded layer, because merging calls no hook. Runs once."""
     register_module_module_registration_hook(_refuse_adapter)
 
 
@@ -196,7 +196,7 @@ def _quantize_weight_(module: nn.Module, weight: Weight, training: bool, first: 
         parametrize.register_parametrization(module, name, RoundedInTraining(*weight[1:]), unsafe=True)
         return
     whole = getattr(module, name)
-    # Frozen, but not where another module, such as an embedding, has it too.
+    # Frozen, unless another module, such as an embedding, uses it too.
     setattr(module, name, nn.Parameter(whole.detach(), requires_grad=False))
     parametrize.register_parametrization(module, name, Quantized(*weight[1:]), unsafe=True)
     made = _parametrizations(module)[name]

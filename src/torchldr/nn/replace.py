@@ -1,4 +1,4 @@
-"""Modules in the places of others, and dense layers made of structured ones."""
+"""Replacing modules, and dense layers made from structured ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.utils import _pytree as pytree
 from .linear import StructuredLinear
 from .tensors import let_prune
 
-# What nn.Module keeps of hooks. The registries themselves move, so that handles given out still remove.
+# The hook registries of nn.Module. They move as a whole, so that existing handles still work.
 _HOOKS = tuple(name for name in vars(nn.Module()) if "forward" in name or "backward" in name)
 
 
 def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> None:
-    """Put replacements in every place where a module is registered, with its hooks and its mode.
+    """Replace modules wherever they are registered, and keep their hooks and modes.
 
-    Places are also lists, tuples and mappings that modules have as attributes: some models call from there
-    what they have registered by `add_module`.
+    This includes lists, tuples and mappings in attributes, because some models call registered modules from
+    there.
     """
     for old, new in replacements.items():
         new.__dict__.update({name: old.__dict__[name] for name in _HOOKS if name in old.__dict__})
@@ -47,8 +47,8 @@ def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module
 def _set_nesting(model: nn.Module) -> None:
     """Keep nn.TransformerEncoder from nesting padded batches while it has structured layers.
 
-    It looks at its first layer alone before it does, and our layers take no nested tensors. Results differ
-    only at padded positions, which nesting sets to zero.
+    It would check only its first layer, and our layers take no nested tensors. Results differ only at padded
+    positions, which nesting sets to zero.
     """
     for encoder in model.modules():
         if isinstance(encoder, nn.TransformerEncoder):
@@ -61,7 +61,7 @@ def _set_nesting(model: nn.Module) -> None:
 
 
 def dense_linear(layer: nn.Module) -> nn.Linear:
-    """The nn.Linear of the same function, with the same bias."""
+    """An nn.Linear that computes the same function, with the same bias."""
     let_prune(layer)
     weight: Any = layer.weight
     learned = any(p.requires_grad for name, p in layer.named_parameters() if "bias" not in name)
@@ -69,7 +69,7 @@ def dense_linear(layer: nn.Module) -> nn.Linear:
 
 
 def own_parameter(layer: nn.Module, name: str) -> nn.Parameter | None:
-    """A layer's parameter; of one that is computed, as by pruning, its value as a new one."""
+    """A layer's parameter; for a computed one (pruning) its value as a new parameter."""
     if name in layer._parameters:
         return layer._parameters[name]
     learned = any(p.requires_grad for key, p in layer.named_parameters() if name in key)
@@ -77,7 +77,7 @@ def own_parameter(layer: nn.Module, name: str) -> nn.Parameter | None:
 
 
 def plain_linear(weight: Tensor, bias: nn.Parameter | None, learned: bool) -> nn.Linear:
-    """An nn.Linear with a copy of a weight, and this very bias."""
+    """An nn.Linear with a copy of the weight and the bias itself."""
     out_features, in_features = weight.shape
     made = nn.utils.skip_init(nn.Linear, in_features, out_features, False, dtype=weight.dtype)
     made.weight = nn.Parameter(weight.detach().clone(), requires_grad=learned)

@@ -1,4 +1,4 @@
-"""The tensors of a layer, whatever torch's tools have made of them."""
+"""The tensors of a layer, even under pruning and parametrizations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.owned import format_of
 
 
 def named_tensors(layer: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """Parameters and buffers by name; what pruning or a parametrization has put in their place too."""
+    """Parameters and buffers by name, including the values of pruning and parametrizations."""
     found = own_tensors(layer)
     return {name: found[name] if name in found else getattr(layer, name) for name in names}
 
@@ -25,9 +25,9 @@ def own_tensors(layer: nn.Module) -> dict[str, Any]:
 
 
 def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
-    """Give single numbers in a state_dict the axis that layers have for them.
+    """Give 0-d tensors in a state_dict an axis, as the layers have.
 
-    LDR-SD's corners had none in 0.1. FSDP takes no parameters without an axis.
+    LDR-SD's corners were 0-d in version 0.1, but FSDP needs an axis.
     """
     for path, layer in model.named_modules(remove_duplicate=False):
         if hasattr(layer, "_learned"):  # structured parameters; in front are the axes of a stack
@@ -39,17 +39,16 @@ def add_axes(model: nn.Module, state: dict[str, Any], prefix: str = "") -> None:
 
 
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:
-    """y in the format of memory that x has, as torch's own layers answer, if it has as many axes."""
+    """y in the memory format of x, like the outputs of torch's own layers, if it has as many axes."""
     return y.contiguous(memory_format=format_of(x) if x.ndim == y.ndim else torch.contiguous_format)
 
 
 def called_with(
     model: nn.Module, lent: Mapping[int, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """The output with other tensors in the place of a model's own, given by the `id` of these.
+    """The output with other tensors in place of a model's own, given by their `id`.
 
-    Every place is named once, tied ones too: torch's own way leaves to modules with two names what they were
-    lent.
+    Unlike torch's `functional_call` it restores modules with two names.
     """
     places = {
         f"{path}.{name}".removeprefix("."): lent[id(t)]

@@ -6,9 +6,9 @@
     Tridiagonal(...)     a three-point stencil on a ring
     A.T, A ** p, BlockDiagonal([A, B]), DenseOperator(W)
 
-They serve as the A and B of a displacement M - A M B or A M - M B. A structured class gives its operators
-as A and C with B = C^T, both lower. Products act on any dtype and promote it, as torch's own do, and are
-differentiable in the entries. Every product is held against `to_dense()` by the tests.
+They are the A and B of a displacement M - A M B or A M - M B. A structured class has operators A and C with
+B = C^T, both lower. Products take any dtype, promote it as torch does, and are differentiable in the entries.
+The tests compare every product with `to_dense()`.
 """
 
 from .base import Entries, Operator, Power, TransposedOperator, sparse_product

@@ -1,4 +1,4 @@
-"""What a displacement operator is, with its transposes and powers."""
+"""The base class of displacement operators, with transposes and powers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.rules import family
 
 
 class Entries(NamedTuple):
-    """The entries of a sparse matrix as coordinates, each shape (e,); places may repeat and then add."""
+    """The entries of a sparse matrix as coordinates, each shape (e,); repeated places add up."""
 
     rows: Tensor
     columns: Tensor
@@ -28,7 +28,7 @@ class Operator(LinearMap):
     def __init__(self, n: int) -> None:
         self.n = self.out_features = self.in_features = checked_int(type(self).__name__, "n", n)
 
-    # What an operator says of itself.
+    # To be defined by each kind of operator.
 
     def _matmul(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -41,10 +41,10 @@ class Operator(LinearMap):
         raise NotImplementedError
 
     def eigenvalues(self) -> Tensor:
-        """The n eigenvalues, where they are known without a decomposition.
+        """The n eigenvalues, known without a decomposition.
 
         Raises:
-            NotImplementedError: where they are not; `torch.linalg.eigvals(A.to_dense())` gives them.
+            NotImplementedError: if they are not known; `torch.linalg.eigvals(A.to_dense())` gives them.
         """
         raise NotImplementedError(
             f"{type(self).__name__}: the eigenvalues of this operator are not known in closed form; "
@@ -52,11 +52,11 @@ class Operator(LinearMap):
         )
 
     def inverse(self) -> Operator:
-        """The inverse operator, where it is as sparse as this one.
+        """The inverse operator, as sparse as this one.
 
         Raises:
             ValueError: for a singular operator.
-            NotImplementedError: where the inverse is not sparse.
+            NotImplementedError: if the inverse is not sparse.
         """
         raise NotImplementedError(
             f"{type(self).__name__}: the inverse of this operator is not sparse; "
@@ -73,7 +73,7 @@ class Operator(LinearMap):
             y = self._rmatmul(y)
         return y
 
-    # What follows from that.
+    # Derived from that.
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._matmul(self._checked(x))
@@ -89,7 +89,7 @@ class Operator(LinearMap):
         return self.dense_in(self.dtype)
 
     def dense_in(self, dtype: torch.dtype) -> Tensor:
-        """`to_dense` in another dtype, without rounding to this operator's own first."""
+        """`to_dense` in another dtype, without first rounding to this operator's own."""
         rows, columns, values = self.entries()
         zero = torch.zeros(self.n * self.n, dtype=values.dtype, device=values.device)
         return zero.index_add(0, rows * self.n + columns, values).reshape(self.n, self.n).to(dtype)
@@ -110,7 +110,7 @@ class Operator(LinearMap):
         columns = [self._checked(v)]
         for _ in range(self._columns(k) - 1):
             columns.append(self._matmul(columns[-1]))
-        dtype = columns[-1].dtype  # the first column may be real where the others are complex
+        dtype = columns[-1].dtype  # the first column may be real and the others complex
         return torch.stack([column.to(dtype) for column in columns], -1)
 
     def _columns(self, k: int) -> int:
@@ -159,7 +159,7 @@ class TransposedOperator(Operator):
 
 
 class Power(Operator):
-    """A^p, p at least 0: p products with A, or one where A is a shift."""
+    """A^p for p >= 0: p products with A, or one if A is a shift."""
 
     made_of = ("of",)
 
@@ -199,7 +199,7 @@ class Power(Operator):
 
 
 def sparse_product(left: Entries, right: Entries, n: int) -> Entries:
-    """The entries of a product of two sparse n x n matrices: places may repeat.
+    """The entries of a product of two sparse n x n matrices; places may repeat.
 
     Entry (i, l) of the left meets every entry (l, j) of the right. torch's own sparse product warns that it
     is in beta, and has no gradient for some dtypes.
@@ -207,7 +207,7 @@ def sparse_product(left: Entries, right: Entries, n: int) -> Entries:
     order = right.rows.argsort(stable=True)
     counts = torch.bincount(right.rows, minlength=n)
     starts = counts.cumsum(0) - counts
-    meet = counts[left.columns]  # how many entries of the right each of the left meets
+    meet = counts[left.columns]  # number of right entries that each left entry meets
     first = torch.arange(left.rows.shape[0], device=meet.device).repeat_interleave(meet)
     within = torch.arange(first.shape[0], device=meet.device) - (meet.cumsum(0) - meet)[first]
     second = order[starts[left.columns[first]] + within]
@@ -215,7 +215,7 @@ def sparse_product(left: Entries, right: Entries, n: int) -> Entries:
 
 
 def coalesced(entries: Entries, n: int) -> Entries:
-    """Each place once, its values summed."""
+    """Each place once, with the sum of its values."""
     places, where = torch.unique(entries.rows * n + entries.columns, return_inverse=True)
     zero = torch.zeros(places.shape[0], dtype=entries.values.dtype, device=entries.values.device)
     return Entries(places // n, places % n, zero.index_add(0, where, entries.values))

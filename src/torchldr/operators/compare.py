@@ -23,16 +23,16 @@ def same(A: Operator, B: Operator) -> bool:
 
 
 def tolerance(A: Operator, B: Operator, eps: float = 0.0) -> float | None:
-    """What counts as zero in a difference of A and B: `eps`, or None, nothing, where they are learned apart.
+    """The tolerance for zero in a difference of A and B: `eps`, or None if they are separate parameters.
 
-    Equal values have derivatives of their own then, which a difference that is left out would lose.
+    Equal values then still have different derivatives, which an omitted difference would lose.
     """
     learned, other = (_leaves(X.entries().values) for X in (A, B))
     return eps if learned == other else None
 
 
 def _leaves(t: Tensor) -> set[int]:
-    """The learned tensors that a tensor is computed from, by their ids."""
+    """The ids of the learned tensors from which a tensor is computed."""
     if not (torch.is_grad_enabled() and t.requires_grad):
         return set()
     nodes, seen = [get_gradient_edge(t).node], set()
@@ -47,7 +47,7 @@ def _leaves(t: Tensor) -> set[int]:
 def difference(A: Operator, B: Operator) -> Entries:
     """The entries of A - B."""
     a, b = coalesced(A.entries(), A.n), coalesced(B.entries(), B.n)
-    b = Entries(*(t.to(a.values.device) for t in b))  # a shift by a number lives nowhere in particular
+    b = Entries(*(t.to(a.values.device) for t in b))  # a shift with a Python number has no device
     dtype = torch.promote_types(a.values.dtype, b.values.dtype)
     values = torch.cat((a.values.to(dtype), -b.values.to(dtype)))
     return Entries(torch.cat((a.rows, b.rows)), torch.cat((a.columns, b.columns)), values)
@@ -57,7 +57,7 @@ def difference(A: Operator, B: Operator) -> Entries:
 class LowRankSum:
     """A sparse matrix as a sum of as many dyads as it has nonzero rows, or columns if those are fewer.
 
-    That number is at least the matrix's rank, and equal to it for differences of shifts.
+    The number is an upper bound of the rank, and equals it for differences of shifts.
     """
 
     entries: Entries
@@ -78,9 +78,9 @@ class LowRankSum:
 
 
 def low_rank_sum(entries: Entries, n: int, eps: float | None = 0.0) -> LowRankSum:
-    """The dyads of a sparse matrix; entries that are rounding alone, at this precision, count as zero.
+    """The dyads of a sparse matrix; entries at the level of rounding count as zero.
 
-    Without a precision all entries count.
+    With None as the precision all entries count.
     """
     kept = nonzero(entries, n, eps)
     by_rows, by_columns = (int(line.unique().shape[0]) for line in kept[:2])
@@ -88,7 +88,7 @@ def low_rank_sum(entries: Entries, n: int, eps: float | None = 0.0) -> LowRankSu
 
 
 def nonzero(entries: Entries, n: int, eps: float | None = 0.0) -> Entries:
-    """Each place once, without those whose sum is within 4 eps of the size of what is added there."""
+    """Each place once, without sums below 4 eps times the size of their terms."""
     rows, columns, values = coalesced(entries, n)
     if eps is None:
         return Entries(rows, columns, values)

@@ -1,4 +1,4 @@
-"""The operators of the structured classes: shifts, diagonals, and what lies between them."""
+"""The operators of the structured classes: shifts, diagonals, subdiagonals, tridiagonals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Shift(Operator):
         return self.f**turns * moved if turns else moved
 
     def entries(self) -> Entries:
-        # In float64 where f is a number: rounded to the default dtype, 0.1 would differ from 0.1.
+        # A number f is compared in float64: in the default dtype 0.1 would differ from 0.1.
         wide = torch.complex128 if isinstance(self.f, complex) else torch.float64
         exact = self.f if isinstance(self.f, Tensor) else torch.tensor(self.f, dtype=wide)
         corner = exact.to(self.device).reshape(1)
@@ -91,7 +91,7 @@ class Shift(Operator):
         source = i - torch.arange(self._columns(k), device=v.device)  # n of these fewer for each turn
         moved = self._checked(v)[..., source % self.n]
         turns = -torch.div(source, self.n, rounding_mode="floor")
-        # Products rather than a power: 0 ** 0 has no derivative, and is not a number if complex.
+        # Products instead of a power: 0 ** 0 has no derivative, and is nan if complex.
         powers = [torch.ones((), dtype=v.dtype, device=v.device)]
         while len(powers) <= (k + self.n - 2) // self.n:
             powers.append(self.f * powers[-1])
@@ -261,7 +261,7 @@ class Tridiagonal(Operator):
         return Entries(i.repeat(3), columns, torch.cat((lower, diagonal, upper)))
 
     def eigenvalues(self) -> Tensor:
-        """The diagonal, where the operator is triangular."""
+        """The diagonal, if the operator is triangular."""
         if self.n == 1:
             return self.diag + self.corners.sum()
         upper = bool((self.sub == 0).all() & (self.corners[1] == 0))
@@ -270,7 +270,7 @@ class Tridiagonal(Operator):
 
 
 def conjugated(A: Operator, D: Diagonal) -> Operator | None:
-    """D A D^-1 as an operator of the same kind; None where D has a zero or the kind is not known.
+    """D A D^-1 as an operator of the same kind; None if D has a zero or the kind is unknown.
 
     A shift becomes a subdiagonal operator.
     """

@@ -1,7 +1,7 @@
-"""Projection: the nearest structured matrix to a dense one that we can find.
+"""Projection: a structured matrix as near as possible to a dense one.
 
-problem      what is approximated, and how far an approximation is from it
-methods      the class's own way (its rule "project"), or descent from random members
+problem      the target and the loss
+methods      the class's own rule "project", or descent from random members
 climbing     from rank to rank, so that a higher one is never worse
 pointwise    alternating least squares for fixed operators, after the displacement's SVD
 diagonals    one diagonal at a time

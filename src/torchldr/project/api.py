@@ -32,29 +32,29 @@ def from_dense(
     progress: Report | None = None,
     **options: Any,
 ) -> Projection:
-    """The nearest member of a structured class that we can find.
+    """A member of a structured class as near as possible to a dense matrix.
 
     Minimises |W - M|_F, or |X (W - M)^T|_F for activations X, over the members M of the class. Dense,
-    low-rank and circulant kinds are solved exactly; the others have local minima, and several starts
-    are tried. A member of a class with fixed operators is found to rounding errors, one of LDR-SD where
-    its subdiagonals lie within 1 +- .5. A higher rank is never worse, and no class is worse than
-    those it contains at the same rank.
+    low-rank, circulant and block-circulant matrices are solved exactly. The others have local minima, and
+    several starts are tried. If W is itself a member of a class with fixed operators, the result equals W up
+    to rounding; for LDR-SD this holds if its subdiagonals lie within 1 +- .5. A higher rank is never worse,
+    and no class is worse than those it contains at the same rank.
 
     Args:
-        W: the matrix, shape (m, n), real floating point, on any device. With leading axes, (..., m, n), each
-            matrix is projected as it would be alone, and the result is a stack with these axes.
+        W: the matrix, shape (m, n), real floating point, on any device. Of a stack (..., m, n) each matrix is
+            projected separately, and the result is a stack.
         structure: a class or its name.
         rank: from 1 (the default) to min(m, n); None for a class without a rank.
-        activations: inputs of the layer, shape (..., n): errors count by how much they change its outputs.
-        seed: of the starts that are drawn (and of Fastfood's permutation).
+        activations: inputs of the layer, shape (..., n), to weight errors by their effect on its outputs.
+        seed: random seed of the starts and of Fastfood's permutation.
         effort: multiplies the number of refinement steps; 0.2 is a quick look.
         progress: called with (stage, done, total); `print` will do.
         **options: the class's options, and its constants by name (a `permutation`, `nodes`, ..).
 
     Returns:
         Projection(matrix, residual, weighted_residual): the matrix in the dtype and on the device of W,
-        without gradients. The residuals of a stack are those of all its entries together. The work is done
-        in float64 on the CPU, the same for the same seed.
+        without gradients. The residuals of a stack are those of all its entries together. The computation
+        runs in float64 on the CPU, and the same seed gives the same result.
 
     >>> W = torch.outer(torch.arange(1.0, 5.0), torch.ones(3))
     >>> M, residual, _ = from_dense(W, "low_rank", rank=1)
@@ -79,7 +79,7 @@ def from_dense(
     with torch.no_grad(), on_the_cpu:
         wide = W.detach().to("cpu", torch.float64)
         constants = _constants(cls, who, W, rank or 1, given, seed, chosen)
-        # W is known to its own rounding errors, and they grow a little in a displacement.
+        # W is known only up to rounding, and its errors grow a little in a displacement.
         exact = min(max(1e-10, 8 * torch.finfo(W.dtype).eps), 1e-3)
         told = progress or silent
 
@@ -137,7 +137,7 @@ def _constants(
     seed: int,
     options: dict[str, Any],
 ) -> dict[str, Tensor]:
-    """The class's constants as W's dtype will have them, in float64; given ones take their place."""
+    """The class's constants, rounded to W's dtype, in float64; given ones replace them."""
     generator = torch.Generator().manual_seed(seed)
     m, n = W.shape[-2:]
     values = cls.constants(m, n, rank, dtype=W.dtype, generator=generator, **options)
@@ -153,7 +153,7 @@ def _constants(
 
 
 def _scaled(cls: type[StructuredMatrix], tensors: Tensors, scale: float, most: float) -> Tensors:
-    """The parameters of `scale` times the matrix, every g_i and h_i of the same norm; none above `most`."""
+    """The parameters of `scale` times the matrix, with equal norms of g_i and h_i; none above `most`."""
     scaled = {name: t.clone() for name, t in tensors.items()}
     for name in cls.scaled:
         scaled[name] *= scale ** (1 / len(cls.scaled))
@@ -168,13 +168,13 @@ def _scaled(cls: type[StructuredMatrix], tensors: Tensors, scale: float, most: f
 
 
 def _root_mean_square(X: Tensor) -> float:
-    """Of the entries, or 1 for zero: by the largest entry first, so that nothing overflows."""
+    """The scale of the entries, 1 for zero; divides by the largest entry first to avoid overflow."""
     largest = X.abs().max().item()
     return largest * (X / largest).square().mean().sqrt().item() if largest > 0 else 1.0
 
 
 def _ratio(rest: Tensor, whole: Tensor) -> float:
-    """|rest| / |whole|, where the whole is not zero."""
+    """|rest| / |whole|, or |rest| for a zero whole."""
     scale = _root_mean_square(whole)
     size = (whole / scale).norm().item()
     return (rest / scale).norm().item() / (size if size > 0 else 1.0)

@@ -1,4 +1,4 @@
-"""From rank to rank, so that a higher one is never worse."""
+"""Climbing from rank to rank, so that a higher rank is never worse."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class State(NamedTuple):
 
 
 def measured(problem: Problem, tensors: Tensors) -> State:
-    """Parameters with their loss, by the class's own product."""
+    """Parameters with their loss, computed by the class's own product."""
     return State(tensors, problem.loss(problem.dense(tensors)).item())
 
 
 def climb(
     problem: Problem, rank: int, fresh: Callable[[int], State], grown: Callable[[State], State]
 ) -> State:
-    """The best of a fresh start and of the rank before with one more, at every rank from 1.
+    """At every rank from 1, the better of a fresh start and the previous rank with one more generator.
 
-    `fresh` takes a rank to a refined state, from nothing, `grown` a state to a refined one with one rank
-    more, which is not worse. A member is found by the fresh start alone and returned at once. Results do not
-    depend on the rank that was asked for, so the residual falls with the rank.
+    `fresh` gives a refined state of a rank from nothing. `grown` adds a rank to a state and refines it,
+    without making it worse. If the fresh start finds W to be a member, it is returned at once. Results do not
+    depend on the requested rank, so the residual falls with the rank.
     """
     name = problem.cls.name
     problem.report(f"{name} rank {rank}", 0, rank)
@@ -39,7 +39,7 @@ def climb(
     for q in range(2, rank + 1):
         problem.report(f"{name} rank {rank}", q - 1, rank)
         at[q] = at[q] if q in at else fresh(q)
-        # What this rank would have given by itself, for classes that contain this one.
+        # The result at this rank, for classes that contain this one.
         result = at[q - 1] if problem.done(at[q - 1].loss) else state
         problem.known.setdefault(problem.key(q - 1), result.tensors)
         state = min(at[q], grown(state), key=lambda state: state.loss)
@@ -55,10 +55,9 @@ def repeated(
     tolerance: float,
     stage: str | None = None,
 ) -> State:
-    """Sweeps of an alternation, from the tensors before to the state after, until one gains little.
+    """Repeat a sweep until it lowers the loss by less than the fraction `tolerance`, or up to a limit.
 
-    At most so many, each of which must gain the part `tolerance` of the loss. The stage is reported, by
-    default the rank.
+    The stage is reported, by default the rank.
     """
     stage = stage or f"rank {len(best.tensors['G'])}"
     for done in range(sweeps):
@@ -80,10 +79,10 @@ def ascend(
     starts: Callable[[int, State | None], list[Tensors]],
     descend: Callable[[State], State],
 ) -> State:
-    """One descent at every rank from 1, from the best start: a quicker way to climb.
+    """Faster climbing: one descent at every rank from 1, from the best start.
 
-    `starts` takes a rank and the state of the rank before, or None, to where a descent may begin. Of those
-    without a state before one may be a member at once. `descend` takes a state to one that is not worse.
+    `starts` gives the starting states for a rank, from the previous rank's state or None; without one, a
+    start may already be exact. `descend` lowers the loss of a state.
     """
 
     def best(q: int, before: State | None) -> State:

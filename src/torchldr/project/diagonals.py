@@ -1,7 +1,8 @@
 """Diagonals between fixed matrices, M = diag(S) L diag(D) R diag(B): Fastfood, and with B = 1 ACDC.
 
-M is linear in each diagonal, so each is an exact least-squares problem given the others. For D the normal
-equations are an entrywise product, (L^T S^2 L) o (R B Sigma B R^T), Sigma the moments of the activations.
+M is linear in each diagonal, so each one solves a least-squares problem exactly, given the others. For D the
+normal equations are an entrywise product, (L^T S^2 L) o (R B Sigma B R^T), Sigma the moments of the
+activations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SWEEPS, _SWEEPS_LARGE, _TOLERANCE, _SHORT = 60, 25, 1e-6, 6
 
 
 class Diagonals:
-    """The alternation for one problem; L (m, N) and R (N, n)."""
+    """Alternating least squares for one problem; L (m, N) and R (N, n)."""
 
     def __init__(self, problem: Problem, L: Tensor, R: Tensor, *, learn_B: bool) -> None:
         self.problem, self.L, self.R, self.learn_B = problem, L, R, learn_B
@@ -82,7 +83,7 @@ def _balanced(S: Tensor, D: Tensor, B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def best_of(alternation: Diagonals, starts: list[tuple[Tensor, Tensor]]) -> Tensors:
-    """A few sweeps from every start, and all of them from the best."""
+    """A few sweeps from every start, then all sweeps from the best one."""
     problem = alternation.problem
     short = [
         alternation.descend(S, B, problem.steps(_SHORT), f"start {i + 1} of {len(starts)}")

@@ -1,4 +1,4 @@
-"""How to project onto a class: by its own rule "project", or by descent where it has none."""
+"""Projecting onto a class: by its rule "project", or by descent if it has none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STARTS: dict[tuple[type[StructuredMatrix], type[StructuredMatrix]], tuple[int, P
 
 
 def solve(problem: Problem, rank: int) -> Tensors:
-    """The parameters for this class and rank, found once: classes that contain others ask for theirs."""
+    """The parameters for this class and rank, cached, because larger classes ask for them too."""
     key = problem.key(rank)
     if key not in problem.known:
         project = rules.of_class("project", problem.cls) or by_descent
@@ -29,10 +29,10 @@ def solve(problem: Problem, rank: int) -> Tensors:
 def start_for(
     cls: type[StructuredMatrix], contained: type[StructuredMatrix], *, place: int
 ) -> Callable[[Project], Project]:
-    """Register where a descent in one class may start: from the projection onto another that it contains.
+    """Register a start for a class: the projection onto another class that it contains.
 
     The decorated function returns that projection in the parameters of the larger class. Starts are tried in
-    the order of their places, until one is exact.
+    order until one is exact.
     """
 
     def register(project: Project) -> Project:
@@ -54,7 +54,7 @@ _STARTS, _SHORT, _STEPS = 4, 30, 200
 
 
 def by_descent(problem: Problem, rank: int) -> Tensors:
-    """L-BFGS through the class's own product, from several draws; the rank before padded by zeros."""
+    """L-BFGS through the class's own product, from several random members and the previous rank."""
     cls, (m, n) = problem.cls, problem.shape
 
     def drawn(q: int, start: int) -> Tensors:
@@ -70,7 +70,7 @@ def by_descent(problem: Problem, rank: int) -> Tensors:
         return refine(problem, best.tensors, problem.steps(_STEPS), stage=f"rank {q}")
 
     def grown(state: State) -> State:
-        """G grows by nothing and H by something new; a class without them starts anew."""
+        """Append zeros to G and random entries to H; a class without them starts anew."""
         q = len(state.tensors["G"]) + 1
         if "H" not in state.tensors:
             return fresh(q)
@@ -83,13 +83,13 @@ def by_descent(problem: Problem, rank: int) -> Tensors:
     return climb(problem, rank, fresh, grown).tensors
 
 
-# Classes whose nodes may be learned: first as they start, then everything together.
+# Classes with learned nodes: first with fixed nodes, then everything together.
 
 _NODE_STEPS = 100
 
 
 def learn_nodes(problem: Problem, rank: int, names: tuple[str, ...]) -> Tensors:
-    """Descend from the projection with fixed nodes, and from the rank before with one more."""
+    """Descend from the projection with fixed nodes, and from the previous rank with one more generator."""
     steps = problem.steps(_NODE_STEPS)
     fixed = problem.for_class(problem.cls, learn_nodes=False)
 

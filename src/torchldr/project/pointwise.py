@@ -1,13 +1,13 @@
-"""Matrices that are a fixed matrix times one of low rank, entry by entry: M = c o (g^T h).
+"""Entrywise products of a fixed matrix and a low-rank one, M = c o (g^T h).
 
-Cauchy-like matrices are so as they stand, c = 1 / (s_i - t_j). Toeplitz-like ones are so in the basis of
-their operators: with the roots lambda_i^m = a and mu_j^n = -a and the unitary matrices
+Cauchy-like matrices have this form with c = 1 / (s_i - t_j). Toeplitz-like ones have it in the basis of their
+operators: with the roots lambda_i^m = a and mu_j^n = -a and the unitary matrices
 U[i, p] = lambda_i^p / sqrt(m), V[j, q] = mu_j^q / sqrt(n),
 
     (U M V^T)[i, j] = c_ij sum_r g_r(lambda_i) h_r(mu_j),   c_ij = sum_{l < k} (lambda_i mu_j)^l / sqrt(m n).
 
-So the best g for a given h is a small least-squares problem for each row, and the best h for a given g
-one for each column, or, with activations, one for all columns together: alternate.
+So the best g for a given h is a small least-squares problem for each row, and the best h for a given g is one
+for each column, or with activations one for all columns together. The algorithm alternates between them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pointwise:
         return torch.linalg.solve(ridged(normal), right).mT
 
     def best_columns(self, g: Tensor, h: Tensor) -> Tensor:
-        """The best h for this g, or with activations a better one: conjugate gradients from h."""
+        """The best h for this g; with activations an improved h, by conjugate gradients."""
         if self.moments is None:
             return _small_solves(self.c_squared.mT, self.Wc.mT, g)
         moments = self.moments
@@ -73,7 +73,7 @@ class Pointwise:
         )
 
     def alternate(self, g: Tensor, h: Tensor, sweeps: int, tolerance: float) -> tuple[Tensor, Tensor, float]:
-        """Exact solves in turn, until a sweep gains less than `tolerance` of the loss."""
+        """Alternate exact solves until a sweep lowers the loss by less than the fraction `tolerance`."""
         loss = self.loss(g, h)
         for _ in range(sweeps):
             if loss <= _EXACT:
@@ -108,5 +108,5 @@ def _small_solves(weights: Tensor, Wc: Tensor, h: Tensor) -> Tensor:
 
 
 def with_one_more(G: Tensor, H: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-    """One rank more with a direction for H and nothing in G: the same matrix, free to move."""
+    """The same matrix with one more rank: a new direction in H and zeros in G."""
     return torch.cat((G, torch.zeros_like(G[:1]))), torch.cat((H, more))

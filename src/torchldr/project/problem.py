@@ -1,4 +1,4 @@
-"""What is to be approximated, and how far an approximation is from it."""
+"""The target of a projection, and its loss."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LARGE = 256 * 256
 class Problem:
     """Minimise |(W - M) R^T|_F over the members M of a class, all in float64 on the CPU.
 
-    `root` is R, with R^T R the second moments of the activations, or None for the identity. W and R
-    come scaled (mean squares of 1), so that parameters of natural size are near 1.
+    `root` is R, with R^T R the second moments of the activations, or None for the identity. W and R are
+    scaled to mean squares of 1, so that typical parameters are near 1.
     """
 
     W: Tensor  # (m, n)
@@ -32,9 +32,9 @@ class Problem:
     constants: Tensors
     seed: int = 0
     effort: float = 1.0
-    exact: float = 1e-10  # a relative residual below which nothing is left to gain
+    exact: float = 1e-10  # a relative residual that counts as exact
     report: Report = silent
-    known: dict[Any, Any] = field(default_factory=dict)  # results of classes and ranks, found once
+    known: dict[Any, Any] = field(default_factory=dict)  # cached results by class and rank
 
     def __post_init__(self) -> None:
         self.moments = None if self.root is None else self.root.mT @ self.root
@@ -48,30 +48,30 @@ class Problem:
 
     @property
     def large(self) -> bool:
-        """Whether to try less, so that 1024 x 1024 takes a minute with fixed operators, else some."""
+        """Whether to do less work: then 1024 x 1024 takes about a minute with fixed operators."""
         return self.W.numel() > _LARGE
 
     def generator(self, *key: int) -> torch.Generator:
-        """A generator of its own for every use, so that no result depends on what ran before."""
+        """A separate generator for every use, so that results do not depend on the order of calls."""
         seed = self.seed
         for part in key:
             seed = (seed * 1_000_003 + part + 1) % (1 << 62)
         return torch.Generator().manual_seed(seed)
 
     def key(self, rank: int) -> tuple[Any, ...]:
-        """Where a result is kept in `known`."""
+        """The key of a result in `known`."""
         return self.cls, rank, tuple(sorted(self.options.items()))
 
     def done(self, loss: float) -> bool:
-        """Whether this loss is that of a member, to rounding errors."""
+        """Whether this loss is zero up to rounding: W is a member."""
         return loss <= self.exact**2
 
     def steps(self, usual: int) -> int:
-        """How many steps to take where `usual` are taken with an effort of 1."""
+        """The number of steps, given the `usual` number for an effort of 1."""
         return max(1, round(self.effort * usual))
 
     def weighted(self, M: Tensor) -> Tensor:
-        """M R^T: what the loss is measured on."""
+        """M R^T, on which the loss is measured."""
         return M if self.root is None else M @ self.root.mT
 
     def loss(self, M: Tensor) -> Tensor:
@@ -92,5 +92,5 @@ class Problem:
         return replace(self, cls=cls, options=options, constants=fixed)
 
     def without_activations(self) -> Problem:
-        """The same problem where all errors count alike, with results of its own."""
+        """The same problem without weights, with its own results."""
         return replace(self, root=None, known={})

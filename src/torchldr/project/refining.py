@@ -31,10 +31,10 @@ def refine(
     frozen: Collection[str] = (),
     stage: str = "refine",
 ) -> State:
-    """Lower the loss from these parameters; the best ever seen are returned, never worse ones.
+    """Lower the loss from these parameters by L-BFGS and return the best ones seen.
 
-    A step of L-BFGS is about 1.1 evaluations with gradient. `evaluate` takes parameters to the dense matrix,
-    by default by the class's own product; those that are `frozen` stay as they are.
+    A step takes about 1.1 evaluations with gradient. `evaluate` computes the dense matrix from parameters, by
+    default with the class's own product; `frozen` parameters do not change.
     """
     evaluate = evaluate or problem.dense
     moving = [name for name in tensors if name not in frozen and tensors[name].numel()]
@@ -64,12 +64,12 @@ def refine(
 
 
 def _comparable(loss: float) -> float:
-    """Powers of an operator may overflow: such a start is the worst, where nan would compare as nothing."""
+    """The loss, inf instead of nan: a start whose powers overflow must compare as the worst."""
     return loss if math.isfinite(loss) else math.inf
 
 
 class _History:
-    """The last steps and gradient differences, and the inverse Hessian that they give."""
+    """The last steps and gradient differences, and their inverse Hessian."""
 
     def __init__(self) -> None:
         self.S: list[Tensor] = []
@@ -100,11 +100,11 @@ class _History:
 def lbfgs(function: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, steps: int) -> tuple[Tensor, float]:
     """Minimise a function that returns its value and gradient, from x, in at most `steps` steps.
 
-    A step is accepted by the weak Wolfe conditions, found by bisection, or as the lowest that was seen.
-    Values that are not finite count as too far.
+    Bisection looks for a step that meets the weak Wolfe conditions; failing that, the lowest point counts. A
+    step to values that are not finite is too long.
 
     Returns:
-        The lowest point that was seen and its value, never higher than that of x.
+        The lowest point seen and its value, never higher than that of x.
     """
     value, g = function(x)
     history = _History()
@@ -139,7 +139,7 @@ def _search(
     slope: float,
     t: float,
 ) -> tuple[Tensor, float, Tensor] | None:
-    """A point along d by bisection between too far and not far enough; None where nothing is lower."""
+    """A lower point along d, by bisection between too short and too long steps; None if there is none."""
     low, high = 0.0, math.inf
     best: tuple[Tensor, float, Tensor] | None = None
     for _ in range(_TRIALS):

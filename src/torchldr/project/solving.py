@@ -10,10 +10,10 @@ from torch import Tensor
 _SMALL = 320  # up to here a full SVD takes some hundredths of a second
 _EXTRA = 8
 _ROUNDS = 8
-_RIDGE = 1e-14  # relative: decides between equals where parameters have no effect
-_TINY = 1e-280  # a ridge of this is still no subnormal number, with which some libraries divide by zero
-_CLOSE = 1e-12  # a relative residual at which conjugate gradients have arrived
-_RANGE = 1e-12  # of the largest eigenvalue: inputs have no part in directions below
+_RIDGE = 1e-14  # relative ridge: makes the solution unique if parameters have no effect
+_TINY = 1e-280  # keeps a ridge above subnormal numbers, which some libraries treat as zero
+_CLOSE = 1e-12  # the relative residual at which conjugate gradients stop
+_RANGE = 1e-12  # of the largest eigenvalue; smaller directions count as absent from the inputs
 
 
 def leading(D: Tensor, rank: int, near: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,7 +49,7 @@ def ridged(normal: Tensor) -> Tensor:
 
 
 def balanced(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    """The same terms g_i^T h_i with factors of one norm, so that neither grows without end."""
+    """The same terms g_i^T h_i with factors of equal norms, so that neither grows without bound."""
     g, h = G.norm(dim=1, keepdim=True), H.norm(dim=1, keepdim=True)
     ratio = torch.where(g * h > 0, (h / g).sqrt(), 1.0)
     return G * ratio, H / ratio
@@ -71,7 +71,7 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve N x = right for a positive semidefinite N given by its products, from `start`.
 
-    Every step lowers x^T N x / 2 - right^T x, so that stopping early is never worse than not starting.
+    Every step lowers x^T N x / 2 - right^T x, so stopping early never makes the start worse.
     """
     x = start
     r = right - apply(x)

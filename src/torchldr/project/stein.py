@@ -1,4 +1,4 @@
-"""Finding the operators: make the displacement W - A W C^T nearly of rank r.
+"""Finding operators A and C such that the displacement W - A W C^T has nearly rank r.
 
 A and C are rings: for every offset d in `offsets` a vector, (A x)_i = sum_d A[d, i] x_{i+d}, indices
 modulo m; offset -1 alone is LDR-SD with its corner, (-1, 0, 1) is LDR-TD. For a member of LDR-SD the
@@ -36,7 +36,7 @@ class Operators(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """What is left of a displacement E outside of its leading part's spaces U (m, r) and V (r, n)."""
+    """The part of a displacement E outside its leading singular spaces U (m, r) and V (r, n)."""
 
     outside: Tensor  # P E Q
     U: Tensor
@@ -68,8 +68,8 @@ def fit_operators(
 ) -> Operators:
     """Levenberg-Marquardt from the rings A and C, until a step gains less than a thousandth of f.
 
-    With first = 1 the first row and column of the displacement are left out, and with them the corners
-    of LDR-SD, which meet no other entry and otherwise lead into local minima.
+    With first = 1 the first row and column of the displacement do not count, nor do the corners of LDR-SD,
+    which affect only these entries and would lead into local minima.
     """
     total = W.square().sum().item()
     split = _split(W, A, C, offsets, rank, None, first)

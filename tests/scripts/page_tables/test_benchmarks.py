@@ -49,7 +49,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     (tmp_path / "docs").mkdir()
     page, readme = tmp_path / "docs" / "performance.md", tmp_path / "README.md"
     page.write_text(
-        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: td_range -->\nold\n<!-- end -->\nc\n"
+        "a\n\n<!-- table: ldr_sd -->\n<!-- end -->\n\nb\n<!-- table: instructions -->\nold\n<!-- end -->\nc\n"
     )
     readme.write_text("x\n\n<!-- table: speed -->\n<!-- end -->\n\ny\n")
     cpu, gpu = (
@@ -64,7 +64,7 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     assert fill_pages.main([*root, "--check"]) == 1
     assert fill_pages.main(root) == 0
     assert "| 4,096 | 2 (3.34) | 2 (2.57) |" in page.read_text()
-    assert "Not measured yet: `python benchmarks/tridiagonal_range.py`." in page.read_text()
+    assert "Not measured yet: `python benchmarks/microcontroller.py`." in page.read_text()
     assert "old" not in page.read_text()
     assert "| CPU, training, 64 rows | 1.0 | 2.0 | 4.1 |" in readme.read_text()
     assert "| GPU, inference, compiled | 0.1 | 0.2 | 0.41 |" in readme.read_text()
@@ -73,50 +73,6 @@ def test_tables_are_filled_in_and_checked(fill_pages, tmp_path):
     assert fill_pages.main(root) == 0
     assert (page.read_text(), readme.read_text()) == filled
     assert fill_pages.main([*root, "--check"]) == 0
-
-
-def trained(
-    task: str, kind: str, rate: float, seed: int, valid: float, test: float, c: int | None = 2
-) -> dict[str, object]:
-    """A run of benchmarks/tridiagonal_learning.py: two sides of operators at the start and after an epoch."""
-    start = {"growth": 1.0, "row_sum": 1.0, "tail": 1e-16, "truncation": 1e-9, "rounding": 1e-6}
-    moved = {"growth": 0.9 + seed / 8, "row_sum": 1.25, "tail": 3e-4, "truncation": 2e-7, "rounding": 4e-6}
-    sides = [{**start, "oversampling": 2}, {**moved, "oversampling": c}]
-    first, last = ([sides[0]] * 2, sides) if kind == "ldr_td" else (None, None)
-    epochs = [{"operators": first}, {"valid": valid, "test": test, "operators": last}]
-    facts = {"hidden_parameters": 4096, "seconds_a_step": (2 + seed) / 1000, "batch": 50, "epochs": epochs}
-    return {"task": task, "kind": kind, "rate": rate, "seed": seed, "machine": MACHINE, **facts}
-
-
-def shown(tables: ModuleType, tmp_path: Path, name: str, runs: list[dict[str, object]]) -> list[str]:
-    """The lines of a table from these runs."""
-    (tmp_path / "tridiagonal_learning.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    return tables.table(name, tmp_path / "bench").splitlines()
-
-
-RUNS = [
-    trained("far", "ldr_td", 0.01, 0, valid=0.7, test=0.5),
-    trained("far", "ldr_td", 0.01, 1, valid=0.5, test=0.3, c=4),
-    trained("far", "ldr_td", 0.001, 0, valid=0.65, test=0.25),  # better on average in validation
-    trained("far", "fewer units", 0.001, 0, valid=0.1, test=0.125),
-    trained("near", "ldr_td", 0.001, 0, valid=0.1, test=1.0, c=None),
-]
-
-
-def test_what_was_learned_is_shown_by_rate_with_the_best_in_validation(tables, tmp_path):
-    lines = shown(tables, tmp_path, "td_learning", RUNS)
-    assert lines[0] == "| task | hidden layer | its parameters | rate 0.01 | rate 0.001 | ms a step |"
-    assert lines[2:5] == [
-        "| far | `ldr_td` | 4,096 | 40.0 | **25.0** | 2.0 |",
-        "| far | fewer units | 4,096 | - | **12.5** | 2.0 |",
-        "| near | `ldr_td` | 4,096 | - | **100.0** | 2.0 |",
-    ]
-    assert lines[6] == "5 runs of 1 to 2 seeds and 1 epoch, 50 examples a step."
-    assert lines[-1] == "Measured on arm, 2 threads, torch 2.0."
-    again = [*RUNS, trained("far", "ldr_td", 0.01, 2, valid=0.99, test=0.7)]
-    assert "| far | `ldr_td` | 4,096 | **50.0** | 25.0 | 2.0 |" in shown(
-        tables, tmp_path, "td_learning", again
-    )
 
 
 def test_numbers_have_three_digits_and_no_exponents(tables):
@@ -142,7 +98,7 @@ def test_exported_files_of_every_class_are_measured_and_shown(tables, tmp_path):
     content = {"rows": rows, "machine": {**MACHINE, "onnxruntime": "1"}}
     (tmp_path / "export.json").write_text(json.dumps(content))
     made = tables.table("export_1024", tmp_path)
-    assert "| `circulant` | - | 1 | 2 | 4 | 4 | 2 | 1 | 1 |" in made
+    assert "| `circulant` | - | 1 | 4 | 1 |" in made
     assert made.endswith("\nMeasured on arm, one thread, onnxruntime 1.\n")
 
 

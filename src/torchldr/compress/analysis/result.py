@@ -1,4 +1,4 @@
-"""What `analyze` tried and found: tables, JSON, plans and pictures."""
+"""The result of `analyze`: tables, JSON, plans and pictures."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COLUMNS = 3
 class Trial:
     """A structure that was tried on a weight.
 
-    `residual` is |W - M| / |W| (by activations, where these were given): of a quick projection, or of a
-    full one where `refined`.
+    `residual` is |W - M| / |W|, weighted by activations if they were given. It comes from a full projection
+    if `refined`, else from a quick one.
     """
 
     structure: Structure
@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class WeightAnalysis:
-    """A weight, everything that was tried on it, and the best for each budget (None where nothing fits)."""
+    """A weight, all trials on it, and the best one for each budget (None if nothing fits)."""
 
     name: str
     kind: str
@@ -60,10 +60,10 @@ class WeightAnalysis:
 
 @dataclass(frozen=True)
 class Plan:
-    """A budget shared out over all weights: a structure for each, and what that comes to.
+    """A budget shared out over all weights: a structure for each, and the totals.
 
     `cost` is in the budget's `unit`, `residual` the root mean square of the weights' residuals, by entries.
-    Where the budget is too small, `error` says so and there are no structures.
+    If the budget is too small, `error` says so and there are no structures.
     """
 
     budget: Budget
@@ -88,9 +88,9 @@ class Analysis:
         budgets: as they were given.
         weights: a `WeightAnalysis` for each, its `best` in the order of the budgets.
         plans: for each budget, shared out over all weights.
-        left: why others were left alone, by name.
+        left: why other weights were left alone, by name.
         source: the file, or None.
-        interrupted: whether an interrupt cut it short: then some classes were not tried.
+        interrupted: whether an interrupt ended the search before all classes were tried.
     """
 
     budgets: tuple[Budget, ...]
@@ -101,14 +101,14 @@ class Analysis:
     interrupted: bool = False
 
     def plan(self, budget: Budget | None = None) -> dict[str, Structure]:
-        """The best structure of every weight under a budget for all together: for `compress_`.
+        """The best structure of every weight under a budget for all of them, for `compress_`.
 
         Args:
-            budget: one of those that were analysed (may be left out where there was one), or any other
-                fraction or number of parameters.
+            budget: an analysed budget (optional if there is only one), or any other fraction or number of
+                parameters.
 
         Raises:
-            ValueError: where it is too small, or asks for bytes or latencies that were not analysed.
+            ValueError: if it is too small, or a `Bytes` or `Latency` budget that was not analysed.
         """
         if budget is None:
             if len(self.budgets) != 1:
@@ -131,7 +131,7 @@ class Analysis:
         return {w.name: c.structure for w, c in zip(self.weights, taken, strict=True)}
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """Everything as a JSON object."""
         return {
             "torchldr": __version__,
             "source": self.source,
@@ -142,7 +142,7 @@ class Analysis:
         }
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """Everything as JSON."""
         return json_text(self.to_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -172,7 +172,7 @@ class Analysis:
         return "\n".join(lines)
 
     def _summary(self, b: int) -> tuple[str, str, str, str]:
-        """Root mean squares of residuals: of the best of each weight, and of the plan for all together."""
+        """A row of the second table: residuals of the best trials and of the plan, and its size."""
         plan, best = self.plans[b], [weight.best[b] for weight in self.weights]
         each = "-"
         if isinstance(plan.budget, float) and all(best):
@@ -192,7 +192,7 @@ def _cell(trial: Trial | None) -> str:
 
 
 def check_picture(path: Path) -> None:
-    """Raise for a name of no picture, and where none can be drawn."""
+    """Raise for a file name that is not a picture's, and without matplotlib."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"a picture's name must end in {', '.join(FORMATS)}, got {str(path)!r}.")
     try:
@@ -204,7 +204,7 @@ def check_picture(path: Path) -> None:
 def _draw(weights: Sequence[WeightAnalysis], path: Path) -> None:
     """Draw residual against the share of the parameters, a panel for each weight.
 
-    Filled marks are full projections or exact, hollow ones quick looks; rings are the best for a fraction.
+    Filled marks are full or exact projections, hollow marks quick ones; rings mark the best for each budget.
     """
     check_picture(path)
     trials = [t.structure for weight in weights for t in weight.trials]

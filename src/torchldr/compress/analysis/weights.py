@@ -1,4 +1,4 @@
-"""`analyze`: what every weight could become, and at what loss."""
+"""`analyze`: the structures that every weight could become, and their errors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .result import Analysis, Plan, Trial, WeightAnalysis
 BUDGETS = (1 / 2, 1 / 5, 1 / 10, 1 / 20)
 USUAL_RANKS = (1, 2, 4, 8, 16)
 REFINED = 3
-SCREENING, REFINING = 3e8, 3e8  # work of quick and of full projections, as `work_of` counts it: some minutes
-_SCREENING = 0.6  # of a time limit, for quick looks
+SCREENING, REFINING = 3e8, 3e8  # work of quick and full projections (`work_of`): some minutes
+_SCREENING = 0.6  # of a time limit, for quick projections
 Rows = Sequence[Sequence[Candidate]]
 
 
@@ -48,25 +48,25 @@ def analyze(
 ) -> Analysis:
     """Try every structured class at several ranks on every weight: residual against size.
 
-    All are tried by quick projections. For each budget the best three classes of a weight are then
-    projected with full effort, and the best of these is the choice.
+    First every structure gets a quick projection. Then, for each weight and budget, the best three classes
+    are projected with full effort, and the best of these is chosen.
 
     Args:
-        source: a module, whose weights are those that `compress_` would replace; or the path of a
-            .safetensors file or a mapping of names to tensors, of which every matrix is a weight.
-        budget: one or several. A fraction is here of each weight by itself; a number of parameters,
-            `Bytes` or `Latency` of all of them together, shared out by residual as `compress_` does.
+        source: a module, to try the weights that `compress_` would replace; or the path of a .safetensors
+            file or a mapping of names to tensors, to try every matrix.
+        budget: one or several. A fraction applies to each weight separately. A number of parameters, `Bytes`
+            or `Latency` applies to all weights together, shared out by residual as in `compress_`.
         structures: names of the classes to try; all by default.
-        ranks: to try of the classes that have one, however long it takes. By default 1, 2, 4, 8, 16 and
-            the largest that fits each fraction, of low rank some 50; classes whose quick projection would
-            take more than some ten seconds are then left out.
+        ranks: ranks to try, however long that takes. By default 1, 2, 4, 8, 16 and the largest that fits each
+            fraction, and for low rank about 50; structures whose quick projection would take more than a few
+            seconds are then skipped.
         skip: names and patterns of weights to leave alone.
         filter_fn: called with (module, name) for a module; False leaves a layer alone.
         min_features: weights with fewer rows or columns are left alone.
-        loader, batches: as for `compress_`: residuals count by the inputs that a module's layers get.
-        time_limit: seconds that it may take. Where they are short, or at an interrupt, what was found so far
-            is the result, low rank first.
-        seed: of the projections.
+        loader, batches: as for `compress_`; residuals are weighted by the inputs of the module's layers.
+        time_limit: limit in seconds. If it is short, or after an interrupt, the result holds what was found
+            so far, low rank first.
+        seed: random seed of the projections.
         progress: as for `compress_`.
 
     Returns:
@@ -81,7 +81,7 @@ def analyze(
     """
     budgets = tuple(dict.fromkeys(budget)) if isinstance(budget, list | tuple) else (budget,)
     if not budgets:
-        raise ValueError("analyze: budget must be one or more, got none.")
+        raise ValueError("analyze: at least one budget is needed, got none.")
     for one in budgets:
         check_budget("analyze", one)
     names = class_names("analyze", structures or known_structures())
@@ -130,7 +130,7 @@ class Share:
 
     Attributes:
         costs: of every candidate of each weight, in the budget's unit.
-        limits: what each weight may cost: its own fraction, or what sharing out gives to it.
+        limits: the most that each weight may cost: its own fraction, or its part of the shared budget.
     """
 
     def __init__(self, budget: Budget, weights: Sequence[Weight], rows: Rows) -> None:
@@ -150,9 +150,9 @@ class Share:
             ]
 
     def leaders(self, w: int, row: Sequence[Candidate]) -> list[Structure]:
-        """The best candidate of each class that fits weight w's part: of the best `REFINED` classes.
+        """The best candidates of the best `REFINED` classes within weight w's limit, one for each class.
 
-        One alone where it is the weight itself: there is nothing better to find.
+        Only one if it has no error: there is nothing better to find.
         """
         key = lambda candidate: (candidate.error, candidate.parameters)
         best: dict[str, Candidate] = {}
@@ -165,7 +165,7 @@ class Share:
         return [c.structure for c in ordered[: REFINED if ordered and ordered[0].error > 0 else 1]]
 
     def plan(self, weights: Sequence[Weight], rows: Rows) -> Plan:
-        """The budget shared out over all weights, with the errors that are known now."""
+        """The budget shared out over all weights, with the errors known so far."""
         sizes = [weight.size for weight in weights]
         try:
             taken = share_residuals(rows, sizes, self.costs, self.limit, self.unit, "analyze")
@@ -182,9 +182,9 @@ class Share:
 
 
 def _screen(search: Search, weights: Sequence[Weight], session: Session) -> list[list[Candidate]]:
-    """What each weight may become, with errors by quick projections; a piece of work for every class.
+    """The candidates of each weight, with errors by quick projections.
 
-    Classes whose members are found at once come first, so that there is something to show at any time.
+    Classes whose projections are found at once come first, so that there are results at any time.
     """
     names = sorted(search.names, key=lambda name: not exact(name))
     tried = [(w, search.structures(name, weight)) for name in names for w, weight in enumerate(weights)]
@@ -196,7 +196,7 @@ def _screen(search: Search, weights: Sequence[Weight], session: Session) -> list
 
 
 def _refine(shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, session: Session) -> Errors:
-    """The errors of the best candidates of each weight by full projections."""
+    """The errors of each weight's best candidates, by full projections."""
     leaders = [(w, s) for w, row in enumerate(rows) for share in shares for s in share.leaders(w, row)]
     tasks: list[Task] = [(w, [s]) for w, s in dict.fromkeys(leaders) if not exact(s.name)]
     tasks, _ = within(tasks, weights, REFINING, 1.0)
@@ -206,7 +206,7 @@ def _refine(shares: Sequence[Share], weights: Sequence[Weight], rows: Rows, sess
 def _best(
     share: Share, plan: Plan, w: int, weight: Weight, trials: Mapping[Structure, Trial]
 ) -> Trial | None:
-    """For a fraction the best that is known well and fits the weight's part; else what the plan has."""
+    """For a fraction the best refined trial within the weight's limit, else the plan's choice."""
     if not isinstance(share.budget, float):
         structure = plan.structures.get(weight.name)
         return None if structure is None else trials[structure]
@@ -221,10 +221,10 @@ def _weights(
     min_features: int,
     loader: Iterable[Any] | None,
 ) -> tuple[list[Weight], dict[str, str]]:
-    """The weights of a module or of tensors, and why others are left alone."""
+    """The weights of a module or of tensors, and the reasons why others are left alone."""
     if not isinstance(source, nn.Module):
         if filter_fn is not None or loader is not None:
-            raise TypeError("analyze: filter_fn and loader need a module, a file has tensors alone.")
+            raise TypeError("analyze: filter_fn and loader need a module, not a file or mapping of tensors.")
         tensors = open_tensors("analyze", source)
         found, left = find_tensors("analyze", tensors, skip, min_features)
         return list(found), left

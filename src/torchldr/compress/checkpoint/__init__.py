@@ -1,1 +1,1 @@
-"""Weights without the code of their model: files of tensors in, folders of structured matrices out."""
+"""Checkpoints without their model's code: from files of tensors to folders of structured matrices."""

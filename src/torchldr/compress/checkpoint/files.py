@@ -1,4 +1,4 @@
-"""The weights of a .safetensors file or of a mapping, without the code of a model: `compress_weights`."""
+"""Compressing the weights of a .safetensors file or a mapping without the model: `compress_weights`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         pickles = sorted(p.name for p in path.iterdir() if p.suffix in PICKLES)
-        hint = f"; {pickles[0]} is a pickle, which is never read here: write it anew" if pickles else ""
+        hint = f"; {pickles[0]} is a pickle, which torchldr never reads: convert it" if pickles else ""
         raise ValueError(f"{path} has no .safetensors file{hint}.")
     for file in files:
         for name, tensor in _read_file(file).items():
@@ -56,7 +56,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{file} does not exist.")
     if file.suffix in PICKLES:
         raise ValueError(
-            f"{file} is a pickle, which is never read here: write it anew with "
+            f"{file} is a pickle, which torchldr never reads: convert it with "
             "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')."
         )
     if not file.is_file():
@@ -82,7 +82,7 @@ Source = Mapping[str, Tensor] | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class TensorWeight(Weight):
-    """One matrix (out, in) of a source, under the name that it has there."""
+    """One matrix (out, in) of a source, under its name there."""
 
     source: Mapping[str, Tensor]
     key: str
@@ -98,12 +98,12 @@ class TensorWeight(Weight):
 
     @property
     def aliases(self) -> list[str]:
-        """Its name, and that of the module that it is the weight of."""
+        """Its name, and that of its module."""
         return list(dict.fromkeys((self.key, self.key.removesuffix(_SUFFIX))))
 
 
 def open_tensors(who: str, source: Source) -> Mapping[str, Tensor]:
-    """A mapping as it is, a path as `read_tensors` has it."""
+    """The tensors of a mapping, or of a path (`read_tensors`)."""
     if isinstance(source, str | os.PathLike):
         return read_tensors(source)
     if not isinstance(source, Mapping):
@@ -119,10 +119,10 @@ def open_tensors(who: str, source: Source) -> Mapping[str, Tensor]:
 def find_tensors(
     who: str, source: Mapping[str, Tensor], skip: Sequence[str], min_features: int
 ) -> tuple[list[TensorWeight], dict[str, str]]:
-    """The matrices that may be replaced, and why others are left alone; what is no matrix is in neither.
+    """The matrices that may be replaced, and the reasons why other matrices are left alone.
 
     Raises:
-        ValueError: where nothing matches an entry of `skip`, a name or a pattern.
+        ValueError: if an entry of `skip`, a name or a pattern, matches nothing.
     """
     found, left = [], {}
     weights = [TensorWeight(source, name) for name in source]
@@ -158,21 +158,21 @@ def compress_weights(
 ) -> tuple[dict[str, Tensor | StructuredMatrix], CompressionReport]:
     """Project the matrices of a checkpoint on structured ones; everything else stays as it is.
 
-    A matrix is a tensor with two axes, taken as a layer's weight (out_features, in_features). An embedding
-    looks the same: `skip` it where it should stay.
+    Every tensor with two axes counts as a layer's weight (out_features, in_features). That includes
+    embeddings: `skip` them if they should stay.
 
     Args:
         source: the path of a .safetensors file, of a folder of them (shards), or a mapping of names to
             tensors (a state_dict).
         spec: a budget, a Structure for all, or a mapping of names and patterns to structures, as for
-            `compress_`. A weight is called by its name, or by that without ".weight".
+            `compress_`. Names may end in ".weight" or leave it out.
         skip: names and patterns of matrices to leave alone.
         min_features: matrices with fewer rows or columns are left alone.
         structures: names of the classes that a budget may choose from.
         time_limit, seed, progress: as for `compress_`.
 
     Returns:
-        The tensors by name, structured matrices where they were replaced, and what was done.
+        The tensors by name, with structured matrices for those that were replaced, and a report.
 
     Examples:
         >>> weights = {"0.weight": torch.randn(64, 64), "0.bias": torch.zeros(64)}

@@ -34,18 +34,18 @@ def save_weights(
 ) -> None:
     """Write tensors and structured matrices to a folder, in the format of `save_compressed`.
 
-    A structured "x.weight" is written as a `StructuredLinear` called x, with the bias "x.bias" where there
-    is one: where x is an nn.Linear in a model, and so for all of them, `load_compressed(model, folder)`
-    puts structured layers into it. `load_weights` reads any such folder without a model.
+    A structured "x.weight" is written as a `StructuredLinear` named x, with the bias "x.bias" if there is
+    one. If every such x is an nn.Linear in a model, `load_compressed(model, folder)` puts structured layers
+    into it. `load_weights` reads any such folder without a model.
 
     Args:
-        weights: by name, what `compress_weights` gives.
-        folder: a new folder, or an empty one; it gets its name when all is written.
-        report: to be written beside, as report.json.
-        force: replace what `save_weights` or `save_compressed` wrote there before.
+        weights: by name, as from `compress_weights`.
+        folder: a new or empty folder. It appears under its name only when everything is written.
+        report: also written, as report.json.
+        force: replace a folder that `save_weights` or `save_compressed` wrote.
 
     Raises:
-        FileExistsError: where the folder has something in it; with `force`, where that is no such model.
+        FileExistsError: if the folder is not empty; with `force`, if it holds anything but such a model.
     """
     state: dict[str, Tensor] = {}
     layers: dict[str, Any] = {}
@@ -74,9 +74,9 @@ def save_weights(
 def dense_beside(
     weights: Mapping[str, Tensor | StructuredMatrix], file: str | os.PathLike[str] | None
 ) -> Iterator[None]:
-    """Write a plain .safetensors file of dense tensors, which gets its name if the context ends well.
+    """Write a plain .safetensors file of dense tensors, in place only if the context ends without an error.
 
-    Structured matrices are multiplied out. Without a name nothing is written.
+    Structured matrices become dense. Without a path nothing is written.
     """
     if file is None:
         yield
@@ -94,7 +94,7 @@ def dense_beside(
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Raise where a folder may not or cannot be written."""
+    """Raise if a folder may not or cannot be written."""
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"{parent} is no folder.")
@@ -108,7 +108,7 @@ def check_target(path: Path, force: bool) -> None:
             hint = "; --force (force=True) replaces it" if ours else ""
             raise FileExistsError(f"{path} exists already{hint}.")
         if not ours:
-            raise FileExistsError(f"{path} exists and is no compressed model: it will not be replaced.")
+            raise FileExistsError(f"{path} exists and is not a compressed model: it will not be replaced.")
 
 
 def _declares(config: Path) -> bool:
@@ -122,7 +122,7 @@ def _declares(config: Path) -> bool:
 
 @contextmanager
 def new_folder(folder: str | os.PathLike[str], *, force: bool = False) -> Iterator[Path]:
-    """A folder to write a compressed model into, which gets its name if the context ends well."""
+    """A folder for a compressed model, in place only if the context ends without an error."""
     path = Path(folder)
     check_target(path, force)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,17 +134,17 @@ def new_folder(folder: str | os.PathLike[str], *, force: bool = False) -> Iterat
 def load_weights(
     folder: str | os.PathLike[str], *, dense: bool = True
 ) -> dict[str, Tensor | StructuredMatrix]:
-    """The weights in a folder, under the names that they had in the checkpoint.
+    """The weights in a folder, under their names in the checkpoint.
 
     Args:
-        folder: what `torchldr compress` or `save_weights` wrote; or `save_compressed`, for a model in
-            which only nn.Linear layers were replaced.
-        dense: whether structured matrices come back as dense tensors, so that the result is a state_dict
-            of the original model; else as `StructuredMatrix`.
+        folder: written by `torchldr compress` or `save_weights`, or by `save_compressed` if only nn.Linear
+            layers were replaced.
+        dense: whether to return dense tensors, a state_dict of the original model, instead of
+            `StructuredMatrix` objects.
 
     Raises:
-        FileNotFoundError: where a file of the folder is missing.
-        ValueError: where the folder is damaged or needs its model.
+        FileNotFoundError: if a file of the folder is missing.
+        ValueError: if the folder is damaged or needs its model.
     """
     path = Path(folder)
     manifest = read_manifest("load_weights", path)
@@ -168,7 +168,7 @@ def load_weights(
 def _matrix(
     name: str, entry: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> tuple[StructuredMatrix, list[str]]:
-    """The matrix of a manifest's entry, and the keys of its tensors; what is not stored is made anew."""
+    """The matrix of a manifest's entry, and its tensors' keys; tensors that are not stored are made anew."""
     try:
         cls, (m, n), rank = get_structure(entry["structure"]), entry["shape"], entry["rank"]
         shapes = cls.check_shapes(m, n, rank, cls.check_options(entry["options"]))
@@ -181,14 +181,14 @@ def _matrix(
     except KeyError as error:
         raise ValueError(f"load_weights: {name}: the folder lacks {error}.") from None
     except Exception as error:
-        # What the manifest says goes through every class: whatever that raises, it is the folder's fault.
+        # The manifest's values reach every class, so any error means a bad manifest.
         raise ValueError(f"load_weights: {name}: {error}") from None
     return made, list(keys.values())
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A folder on the same disk, gone at the end."""
+    """A temporary folder on the same disk."""
     place, name = path.parent, f".{path.name}."
     with tempfile.TemporaryDirectory(".tmp", name, place, ignore_cleanup_errors=True) as folder:
         (partial := Path(folder) / path.name).mkdir()
@@ -196,7 +196,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def _move(partial: Path, path: Path) -> None:
-    """Give a written folder its name; where that is taken, file by file with the manifest last."""
+    """Move a written folder to its name; into an existing one file by file, the manifest last."""
     if path.is_symlink() or path.is_dir():
         files = sorted(partial.iterdir(), key=lambda file: file.name == MANIFEST)
         for file in files:

@@ -21,10 +21,10 @@ _LARGE = 1 << 20  # a size that has room for any option; the names do not depend
 
 
 def operator_names(structure: type[StructuredMatrix], **options: Any) -> frozenset[str]:
-    """The learned parameters of a class that its matrix is not linear in: operators and nodes.
+    """The learned parameters of a class in which its matrix is not linear: operators and nodes.
 
-    Its entries enter a product of up to min(m, n) factors, so a step that suits a generator can make such
-    a matrix explode, and decay towards 0 would take its long diagonals away.
+    Their entries enter products of up to min(m, n) factors. So a step that suits a generator can make the
+    matrix explode, and weight decay would remove its long diagonals.
 
     >>> from torchldr.matrices import get_structure
     >>> sorted(operator_names(get_structure("ldr_sd")))
@@ -44,21 +44,21 @@ def operator_names(structure: type[StructuredMatrix], **options: Any) -> frozens
 def even_factors(
     M: StructuredMatrix, steps: str = "adam", names: Iterable[str] | None = None
 ) -> dict[str, float]:
-    """What to multiply a learning rate by, for each learned tensor of a matrix.
+    """The factor of the learning rate for each learned tensor of a matrix.
 
-    One rate suits dense matrices and structured ones if a step moves both as far. How far a tensor t moves
-    the matrix is |J|, the Frobenius norm of the matrix's derivative by t, measured by small steps with
+    One rate suits dense and structured matrices if a step moves both equally far. A tensor t moves the matrix
+    by |J|, the Frobenius norm of the matrix's derivative with respect to t, measured by small steps with
     random signs on random vectors. A dense m x n matrix has |J|^2 = mn.
 
-        "adam"    sqrt(mn) / |J|   all steps are as large as the rate, whatever the tensor; they add up in the
-                                   entries of a Toeplitz-like matrix, and less so in one of low rank
-        "sgd"     size(t) / |J|^2  a step J J^T g with the gradient g by the matrix: in the directions that
-                                   t has it is the step g of a dense matrix on average
+        "adam"    sqrt(mn) / |J|   every step is as large as the rate; in a Toeplitz-like matrix many such
+                                   steps add up in each entry, in a low-rank one few
+        "sgd"     size(t) / |J|^2  t moves the matrix by J J^T g for its gradient g; on average this equals
+                                   the step g of a dense matrix, within the directions of t
 
     Args:
-        M: without leading axes.
-        steps: of which kind an optimizer's are.
-        names: of the tensors; by default all that are learned.
+        M: a matrix without leading axes.
+        steps: the optimizer's kind of steps.
+        names: of the tensors; by default all learned ones.
 
     Examples:
         >>> M = StructuredLinear(64, 64, structure="circulant").matrix()
@@ -92,7 +92,7 @@ def even_factors(
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """A module's parameters, and what stands behind those that a parametrization computes."""
+    """A module's parameters; for a parametrized one those it is computed from."""
     yield from module._parameters.items()
     if parametrize.is_parametrized(module):
         parametrized: Any = module.parametrizations
@@ -108,23 +108,23 @@ def parameter_groups(
     weight_decay: float = 0.0,
     even: bool | str = True,
 ) -> list[dict[str, Any]]:
-    """The learned parameters of a model in groups for any optimizer of torch.optim.
+    """Parameter groups of a model, for any optimizer of torch.optim.
 
     Args:
         model: any module, with structured layers or without.
-        lr: learning rate, as it suits dense layers.
+        lr: a learning rate that suits dense layers.
         operator_lr: of the displacement operators (subdiagonals, diagonals, corners, learned nodes); by
             default a tenth of `lr`.
         weight_decay: of weights: dense ones, and the tensors that carry the scale of a structured matrix.
             Operators, biases and the scales of norms do not decay.
-        even: give each tensor of a structured matrix the rate at which a step moves the matrix as far as `lr`
-            moves a dense one (`even_factors`, measured once): "adam" or True for Adam and others whose steps
-            are of one size, "sgd" for gradient descent. False takes `lr` for all.
+        even: scale the rate of each structured tensor so that a step moves its matrix as far as `lr` moves a
+            dense one (`even_factors`, measured once): "adam" or True for Adam and other optimizers with steps
+            of a fixed size, "sgd" for gradient descent. False uses `lr` for all.
 
     Returns:
-        Groups "weights", "others" and "operators", and with `even` one for each tensor of a structured
-        matrix (for Adam but operators), by its name in the model; empty ones are left out. Every parameter
-        that requires a gradient is in exactly one, tied ones once.
+        Groups "weights", "others" and "operators"; with `even` also one for each structured tensor (for Adam
+        except operators), under its name in the model. Empty groups are left out. Every parameter that
+        requires a gradient is in exactly one group, tied ones once.
 
     Examples:
         >>> model = nn.Sequential(StructuredLinear(64, 64, structure="ldr_sd", rank=4), nn.Linear(64, 10))

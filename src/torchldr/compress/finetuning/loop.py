@@ -1,4 +1,4 @@
-"""`finetune`: a plain training loop with what structured layers want; for more, the trainers in examples/."""
+"""`finetune`: a plain training loop that suits structured layers. examples/ shows full trainers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """What a callback sees after a step of the optimizer: `step` of `steps`, from 1; the pass, from 0."""
+    """A callback's argument after each optimizer step: `step` of `steps`, from 1; the pass, from 0."""
 
     step: int
     steps: int
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a fine-tuning did: the mean loss of every pass, the optimizer's steps, and seconds."""
+    """The result of a fine-tuning: the mean loss of every pass, the number of steps, and seconds."""
 
     losses: tuple[float, ...]
     steps: int
@@ -62,21 +62,20 @@ def finetune(
     """Train a model further, in place: AdamW with rates that suit structured layers, and a cosine schedule.
 
     Args:
-        model: any module, on its device; after `compress_`, say. It ends in `eval()`.
-        loader: batches, with a length; iterated over once a pass and moved to the model's device. Of a tuple
-            or list the last entry is the target and the others are the inputs; a mapping is passed as
-            keywords and is its own target.
+        model: any module, for instance after `compress_`. It ends in `eval()`.
+        loader: batches, with a length; they are moved to the model's device. Of a tuple or list the last
+            entry is the target and the others are the inputs. A mapping is passed as keywords and is its own
+            target.
         epochs: passes over the loader.
-        loss: of (output, target). By default cross entropy, and for a mapping the output's own `loss`.
+        loss: a function of (output, target). By default cross entropy, for mappings the output's own `loss`.
         lr, weight_decay: as in `parameter_groups`.
-        optimizer: instead of these; give it `parameter_groups(model, ...)`.
+        optimizer: your own instead, made from `parameter_groups(model, ...)`.
         warmup: share of the steps over which the rate rises from 0; then it falls to 0 by a cosine.
         accumulate: batches whose gradients make one step.
-        max_grad_norm: of the gradient over all parameters; None for no limit.
-        amp: torch.bfloat16 or torch.float16: forward passes run under autocast, the latter with scaled
-            gradients.
-        teacher: the model as it was before `compress_` (a copy: compress_ works in place), to learn from.
-        distillation: how much of what; by default `Distillation()`.
+        max_grad_norm: limit of the gradient's norm over all parameters; None for no limit.
+        amp: run forward passes under autocast in torch.bfloat16, or in torch.float16 with scaled gradients.
+        teacher: the original model (a copy, because `compress_` works in place), to learn from.
+        distillation: the weights of the teacher's losses; by default `Distillation()`.
         callback: called with a `Step` after each step; a true result stops the training.
 
     Raises:
@@ -167,7 +166,7 @@ def _length(loader: Iterable[Any]) -> int:
 
 
 def _factors(steps: int, warmup: float) -> Callable[[int], float]:
-    """What the learning rates are multiplied by at each step."""
+    """The factor of the learning rates at each step."""
     rising = math.ceil(warmup * steps)
 
     def factor(step: int) -> float:
@@ -199,7 +198,7 @@ def _unpack(batch: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]
 def _loss(
     loss: Loss | None, output: Any, target: Any, learn: Teacher | None, inputs: Any, keywords: Any
 ) -> Tensor:
-    """The task's loss, and what the teacher adds to it."""
+    """The task's loss plus the teacher's."""
     if learn is None:
         return _task_loss(loss, output, target)
     told = learn.loss(inputs, keywords, output)

@@ -1,4 +1,4 @@
-"""Distillation: a student's loss against the model that it was compressed from."""
+"""Distillation: a compressed model's loss against the original."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from ..outputs import LOGITS, main_output
 
 @dataclass(frozen=True)
 class Distillation:
-    """How much of a loss comes from where; every weight may be 0.
+    """The weights of the parts of a distillation loss. Each may be 0.
 
     Attributes:
         task: weight of the loss on the targets.
-        logits: of the divergence between the softmax of teacher and student, times temperature^2; for an
-            output that is no logits (embeddings, hidden states) of its squared error, relative to the
-            teacher's.
-        layers: of the squared errors of the replaced layers' outputs, each relative to the teacher's
-            outputs, their mean over the layers.
-        temperature: that both logits are divided by.
-        output: the name of the entry of the output that is compared; by default logits where there are any,
-            then sentence embeddings or hidden states, else the first tensor.
+        logits: weight of the divergence between the softmax of teacher and student, times temperature^2. For
+            other outputs (embeddings, hidden states) it weights the relative squared error.
+        layers: weight of the relative squared errors of the replaced layers' outputs, averaged over the
+            layers.
+        temperature: the divisor of both logits.
+        output: the entry of the output to compare; by default its logits, else sentence embeddings or
+            hidden states, else the first tensor.
     """
 
     task: float = 1.0
@@ -48,10 +47,10 @@ class Distillation:
 
 
 def replaced_layers(student: nn.Module, teacher: nn.Module) -> list[str]:
-    """Names of the structured layers of the student that the teacher has a dense module for.
+    """Names of the student's structured layers with a dense counterpart in the teacher.
 
-    A structured layer inside another (the projections of an attention) counts with the outer one where
-    the teacher has no module of its name.
+    A structured layer inside another (a projection of an attention) counts with the outer one if the teacher
+    has no module of its name.
     """
     known = dict(teacher.named_modules())
     return [
@@ -62,7 +61,7 @@ def replaced_layers(student: nn.Module, teacher: nn.Module) -> list[str]:
 
 
 def _compared(output: Any, name: str | None) -> tuple[bool, Tensor]:
-    """The part of an output that is compared, and whether it is logits: a bare tensor or tuple's are."""
+    """The compared part of an output, and whether it is logits; a bare tensor or a tuple's first one is."""
     try:
         found, value = main_output(output, name, "finetune")
     except ValueError as error:
@@ -72,7 +71,7 @@ def _compared(output: Any, name: str | None) -> tuple[bool, Tensor]:
 
 
 class Teacher:
-    """The model that is learned from, and the hooks that see what the replaced layers of both give."""
+    """The teacher, and hooks on the replaced layers of both models."""
 
     def __init__(self, student: nn.Module, teacher: nn.Module, how: Distillation) -> None:
         self.teacher, self.how = teacher, how
@@ -87,7 +86,7 @@ class Teacher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Collect the outputs of both models' layers while this lasts; the teacher is in `eval()`."""
+        """Collect the outputs of both models' layers inside this context; the teacher is in `eval()`."""
         with ExitStack() as hooks, evaluating(self.teacher):
             for module in chain(*self._pairs):
                 hooks.enter_context(module.register_forward_hook(self._see))
@@ -97,7 +96,7 @@ class Teacher:
         self._seen[module] = output[0] if isinstance(output, tuple) else output
 
     def loss(self, inputs: Iterable[Any], keywords: dict[str, Any], output: Any) -> Tensor:
-        """What the teacher says of an output that the student has just given."""
+        """The teacher's loss of the student's latest output."""
         with torch.no_grad():
             told = self.teacher(*inputs, **keywords)
         how, total = self.how, torch.zeros(())
@@ -115,7 +114,7 @@ class Teacher:
             else:
                 total = how.logits * _relative(ours, theirs)
         if how.layers:
-            # A module that was not called has nothing to say: the out_proj of torch's attention, say.
+            # Some modules are never called, such as the out_proj of torch's attention.
             called = [pair for pair in self._pairs if all(module in self._seen for module in pair)]
             errors = [
                 _relative(self._seen[ours].float(), self._seen[theirs].float()) for ours, theirs in called

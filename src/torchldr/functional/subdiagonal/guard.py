@@ -1,20 +1,19 @@
-"""The guard of the convolutions: whether the operators of a layer may be divided by their scales.
+"""The guard of the convolutions: whether a layer's operators may be divided by their scales.
 
 For a layer y = sum_i K(A, g_i) K(C, h_i)^T x the convolutions compute with g / P_A and h / P_C and
-multiply by P_C before and by P_A after. An FFT's error is relative to the largest entry that goes in, not
-to each entry, so what the second operator magnifies may be what the first one has lost: the error is at
+multiply by P_C before and by P_A after. An FFT's error is relative to the largest input entry, not to each
+entry. So the second operator may magnify entries in which the first one has lost its digits. The error is at
 most
 
     c eps R_A R_C log2(n) |g| |h| |x|,    R = max|P| / min|P| max(1, |f|),  f = c P_{m-1},
 
-and only the product of both ranges tells. (Each alone is not enough: with P_C = 1 / P_A the layer may be
-the identity while both convolutions work with numbers that differ by R.) The range may be 2^5 in the
-dtype of the layer: five bits are lost at most. For a float32 layer it may be 2^30 with convolutions in
-float64.
+so the guard limits the product of both ranges. (Each range alone is not enough: with P_C = 1 / P_A the layer
+may be the identity while both convolutions work with numbers that differ by R.) The limit is 2^5 in the dtype
+of the layer, which loses at most five bits. For a float32 layer it is 2^30 with convolutions in float64.
 
-A times f and C over f have the same product, and training drifts along that direction. So the common scale is
-taken out first: f shares the growth between both, logarithms of geometric means as n^2 to m^2. Square
-matrices have two alike then, and the shorter operator of others may grow faster.
+A times f and C over f give the same product, and training drifts along that direction. So the guard first
+removes the common scale: f splits the growth between both, the logarithms of the geometric means in the ratio
+n^2 to m^2. For square matrices both then have equal means; otherwise the shorter operator may grow faster.
 """
 
 from __future__ import annotations

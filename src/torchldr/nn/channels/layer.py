@@ -1,4 +1,4 @@
-"""StructuredChannels: a grid of structured matrices where a convolution stood."""
+"""StructuredChannels: a grid of structured matrices in place of a convolution."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FORMS = ("grid", "wide")
 class StructuredChannels(ComputedWeight, Multiplying):
     """Map channels to channels by structured matrices on the flattened pixels of each.
 
-    y_o = sum_i M_oi x_i + b_o: a convolution is the case of sparse Toeplitz matrices, here each of the
-    `out_channels` x `in_channels` matrices is any one of its class. With `form="wide"` the whole block
-    matrix is one structured matrix instead, from in_channels * n to out_channels * n' entries.
+    y_o = sum_i M_oi x_i + b_o. In a convolution the M_oi are sparse Toeplitz matrices; here each of the
+    `out_channels` x `in_channels` matrices is a member of a structured class. With `form="wide"` the whole
+    block matrix is one structured matrix instead, from in_channels * n to out_channels * n' entries.
 
     Args:
         in_channels, out_channels: as in nn.Conv2d.

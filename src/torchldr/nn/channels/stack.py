@@ -30,7 +30,7 @@ class MatrixStack(StructuredParameters):
         rank: rank of the class's generators; None means 1, or nothing for a class without a rank.
         options: the structure's own options.
         device, dtype: of the parameters.
-        layer: whose arguments these are, for errors.
+        layer: the layer that owns the arguments, for error messages.
 
     Attributes:
         G, H, ...: the structure's parameters by the names of its class, shape (*leading, ...).
@@ -57,10 +57,10 @@ class MatrixStack(StructuredParameters):
         """Draw every matrix anew, in place, and refill the constants.
 
         Args:
-            generator: where random numbers come from.
+            generator: source of random numbers.
             init: "linear" gives each matrix the mean square of nn.Linear's weight, 1 / (3 in_features);
                 "paper" is the authors' start.
-            gain: with "linear", what each matrix is multiplied by.
+            gain: with "linear", a factor of each matrix.
         """
         self._fill_constants(generator, drawn=True)
         structure, size = self.structure, (self.out_features, self.in_features)
@@ -72,7 +72,7 @@ class MatrixStack(StructuredParameters):
             self._rescale(gain)
 
     def _rescale(self, gain: float) -> None:
-        """Times the gain, and the scale that `init_` gives in expectation made exact where that is cheap."""
+        """Apply the gain, and make the expected scale of `init_` exact if that is cheap."""
         parts = [self.get_parameter(name) for name in self.structure.scaled]
         scale = torch.full(self.leading, gain, dtype=torch.float64, device=parts[0].device)
         if math.prod((*self.leading, self.out_features, self.in_features)) <= _MEASURED and not scale.is_meta:

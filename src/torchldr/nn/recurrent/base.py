@@ -1,4 +1,4 @@
-"""What StructuredLSTM and StructuredGRU have in common."""
+"""The common base of StructuredLSTM and StructuredGRU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .inputs import Given, Sequences, give, take, take_state
 from .step import RecurrentStep
 
 WHICH = ("input", "hidden", "both")
-# What torch's functions take after the state: weights, biases, layers, dropout, training, bidirectional.
+# Arguments of torch's functions after the state: weights, biases, layers, dropout, training, bidirectional.
 Settings: TypeAlias = tuple[list[Tensor], bool, int, float, bool, bool]
 Run: TypeAlias = Callable[[str, Tensor, State], tuple[Tensor, State]]  # one direction of one layer
 DENSE_ENTRIES = 1 << 22  # of a gate
@@ -137,7 +137,7 @@ class StructuredRecurrent(Multiplying):
     # How products are done.
 
     def _takes_dense(self, name: str) -> bool:
-        """Whether a weight multiplies as dense matrices, made once a call, for torch's own recurrence."""
+        """Whether a weight becomes dense once per call, for torch's own recurrence."""
         stack = getattr(self, name)
         if not isinstance(stack, MatrixStack) or not stack.structure.structured:
             return True
@@ -180,7 +180,7 @@ class StructuredRecurrent(Multiplying):
         return self._run_steps(given, state, dense)
 
     def _run_sequence(self, given: Given) -> Run:
-        """Each direction of each layer as one operator: a compiler does not take torch's function."""
+        """Each direction of each layer as one operator, because compilers do not support torch's function."""
         steps, cell = given.data.shape[:2], self.torch_class.__name__.lower()
 
         def run(suffix: str, x: Tensor, start: State) -> tuple[Tensor, State]:
@@ -197,7 +197,7 @@ class StructuredRecurrent(Multiplying):
         return run
 
     def _start(self, given: Given, hx: Any) -> State:
-        """The state before the first step; torch's GRU takes and gives h alone, its LSTM (h, c)."""
+        """The initial state: h for a GRU, (h, c) for an LSTM, as in torch."""
         layers = len(self._all_suffixes())
         sizes = ((layers, self.state_size), (layers, self.hidden_size))[: len(self.state_names)]
         state = (hx,) if len(sizes) == 1 and hx is not None else hx
@@ -208,7 +208,7 @@ class StructuredRecurrent(Multiplying):
         return RecurrentStep(self)
 
     def _run_fused(self, given: Given, state: State) -> tuple[Tensor, State]:
-        """All layers by torch's own function, which is faster than steps one by one."""
+        """All layers by torch's own function, which is faster than single steps."""
         parts = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * self.bias
         parts += ["weight_hr"] * (self.proj_size > 0)
         weights = [self.dense_weight(part + suffix) for suffix in self._all_suffixes() for part in parts]
@@ -270,8 +270,8 @@ class StructuredRecurrent(Multiplying):
     def load_dense_weights(self, weights: Mapping[str, Tensor] | nn.RNNBase) -> Self:
         """Copy the weights of torch's layer, or of its state_dict, into this one.
 
-        A structured matrix cannot hold any weight, so those parts of `self` that are structured must
-        have `structure="dense"`.
+        A structured matrix cannot represent every weight, so the structured parts of `self` must have
+        `structure="dense"`.
         """
         who = type(self).__name__
         given = dict(weights.state_dict() if isinstance(weights, nn.Module) else weights)
@@ -305,7 +305,7 @@ class StructuredRecurrent(Multiplying):
         return layer.train(self.training)
 
     def flatten_parameters(self) -> None:
-        """Nothing to do: here for code written for torch's layers, which lay out their weights anew."""
+        """Do nothing. Exists for code written for torch's layers."""
 
     def extra_repr(self) -> str:
         parts = [str(self.input_size), str(self.hidden_size)]
@@ -320,7 +320,7 @@ class StructuredRecurrent(Multiplying):
 
 
 def arguments_of(layer: StructuredRecurrent | nn.RNNBase) -> dict[str, Any]:
-    """What a layer of torch's or of ours was made with: sizes, flags and dropout."""
+    """The constructor arguments of a recurrent layer: sizes, flags and dropout."""
     names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
     names += ["proj_size"] * (layer.proj_size > 0)
     return {name: getattr(layer, name) for name in names}
@@ -339,9 +339,9 @@ def _check_dropout(who: str, dropout: float, num_layers: int, *, above: int) -> 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of weights that it cannot take as they are, which no user can change.
+    """Suppress torch's warnings about the layout of weights, which users cannot change.
 
-    cuDNN copies weights that do not lie in one piece, and ours are made anew in every call; oneDNN leaves
+    cuDNN copies weights that are not contiguous, and ours are computed in every call. oneDNN leaves
     projections to torch's own loop.
     """
     with warnings.catch_warnings():

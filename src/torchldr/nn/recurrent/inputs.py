@@ -1,4 +1,4 @@
-"""What a recurrent layer is given, brought into one form: checks, axes, packed sequences, states."""
+"""Inputs of recurrent layers in one form: checks, axes, packed sequences, states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Given(NamedTuple):
         return self.data.shape[1] if self.batch_sizes is None else int(self.batch_sizes[0])
 
     def sizes(self) -> list[int]:
-        """How many sequences reach each step."""
+        """The number of sequences at each step."""
         if self.batch_sizes is None:
             steps, batch = self.data.shape[:2]
             return [batch] * steps
@@ -61,7 +61,7 @@ def take(who: str, x: Sequences, features: int, weight: Tensor, *, batch_first: 
 def take_state(
     who: str, given: Given, state: State | None, sizes: tuple[tuple[int, int], ...], names: tuple[str, ...]
 ) -> State:
-    """The state before the first step: zeros, or what was given, in the order of the packed batch.
+    """The initial state: zeros or the given one, in the order of the packed batch.
 
     Each part of a state is (layers, batch, size), without the batch axis for one sequence; `sizes` are
     (layers, size).
@@ -88,7 +88,7 @@ def take_state(
 
 
 def give(given: Given, output: Tensor, state: State, *, batch_first: bool) -> tuple[Sequences, State]:
-    """Undo what `take` did, for the output and the last state."""
+    """Undo `take` for the output and the last state."""
     if given.packed is not None:
         _, sizes, order, back = given.packed
         if back is not None:

@@ -11,15 +11,15 @@ from .inputs import take
 
 
 class RecurrentStep(nn.Module):
-    """One step of a recurrent layer that runs forwards: what a decoder calls, and what is exported.
+    """One step of a forward recurrent layer, for decoding and export.
 
     Args:
-        layer: a StructuredLSTM or StructuredGRU, which keeps owning the parameters.
+        layer: a StructuredLSTM or StructuredGRU, which still owns the parameters.
 
     Shape:
         Input (batch, input_size) and the state of the layer, (num_layers, batch, size) for each part;
-        output (batch, size) and the next state. The plain update equations, so that an exported program
-        needs nothing of this package.
+        output (batch, size) and the next state. It uses the plain update equations, so an exported program
+        does not need this package.
     """
 
     def __init__(self, layer: Any) -> None:

@@ -78,7 +78,7 @@ def test_a_parametrization_that_the_model_lacks_is_named(tmp_path):
     model, other = (nn.Sequential(nn.Linear(40, 40)) for _ in range(2))
     torchldr.compress_(model, plan)
     torchldr.save_compressed(torchldr.quantize_(model, training=True), tmp_path)
-    with pytest.raises(ValueError, match=r"0\.G of the model is not in the folder, where a parametrization"):
+    with pytest.raises(ValueError, match=r"0\.G of the model is not in the folder; a parametrization"):
         torchldr.load_compressed(other, tmp_path)
     torchldr.compress_(other, plan)
     x = torch.randn(2, 40)

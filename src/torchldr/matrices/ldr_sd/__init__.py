@@ -85,7 +85,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         k, rate = min(self.shape), rate_reference([self.subdiagonal_A], [self.subdiagonal_C])
-        A, C = torch.cat((self.corner_A, self.subdiagonal_A)), torch.cat((self.corner_C, self.subdiagonal_C))
+        A = torch.cat((self.corner_A.reshape(1), self.subdiagonal_A))
+        C = torch.cat((self.corner_C.reshape(1), self.subdiagonal_C))
         left = krylov_of_cycle_reference(A, self.G, k, rate)
         right = krylov_of_cycle_reference(C, self.H, k, -rate)
         return list(zip(left, right.mT, strict=True))

@@ -16,13 +16,11 @@ columns follow each other by one batched product of small dense matrices. The te
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from ..torch_private import has_memory, is_captured
@@ -71,7 +69,7 @@ def lost(like: Tensor, k: int, found: Sequence[Tensor] = ()) -> bool:
 
 def sizes(K: Tensor) -> Tensor:
     """The largest entries of some columns of Krylov matrices (.., k, m), the first among them."""
-    return vector_norm(K.detach()[..., ::LOOK, :], math.inf, -1)
+    return K.detach()[..., ::LOOK, :].abs().amax(-1)  # on a CPU much faster than a norm
 
 
 def balanced(A: Ring, C: Ring) -> tuple[Ring, Ring]:

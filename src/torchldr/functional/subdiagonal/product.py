@@ -19,7 +19,7 @@ from ...kernels.cpu.tables import half_length
 from ..operator import Operator
 from ..stein import STEIN, stein_matrix
 from . import trained_pair
-from .convolution import prepare
+from .convolution import Constants, prepare
 from .guard import RANGE, Side
 
 
@@ -53,81 +53,57 @@ def _plain(x: Tensor, *parts: Tensor) -> Tensor:
     return x @ STEIN.plain(G, H, corner_A, lower_A, corner_C, lower_C, 0, 0, x.dtype).mT
 
 
-# What a product leaves for its gradients is one piece of memory: its dtype is known once the operators are.
-
-
-def _shapes(x: Tensor, G: Tensor, H: Tensor) -> list[tuple[int, ...]]:
-    """Of both profiles, both spectra, and what `by_c.forward` saves."""
-    lead, (r, m), n = tuple(G.shape[:-2]), G.shape[-2:], H.shape[-1]
-    k, rows = min(m, n), tuple(x.shape[:-1])
-    size = 2 * half_length(max(m, n) + k - 1)
-    constants = [(*lead, m + 2), (*lead, n + 2), (*lead, r, size), (*lead, r, size)]
-    return [*constants, (*rows, size), (*rows, r, size), (*rows, m + k)]
-
-
-def _bytes(shapes: Sequence[tuple[int, ...]]) -> int:
-    """In float64, each piece from a multiple of 64 bytes on, behind the first 64."""
-    return 64 + sum(_rounded(shape, 8) for shape in shapes)
-
-
-def _rounded(shape: tuple[int, ...], itemsize: int) -> int:
-    return -(-torch.Size(shape).numel() * itemsize // 64) * 64
-
-
-def _pieces(memory: Tensor, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
-    at, pieces = 64, []
-    for shape in shapes:
-        count = torch.Size(shape).numel() * dtype.itemsize
-        pieces.append(memory[at : at + count].view(dtype).view(shape))
-        at += _rounded(shape, dtype.itemsize)
-    return pieces
-
-
-def _fake(x: Tensor, G: Tensor, H: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-    y = x.new_empty(*x.shape[:-1], G.shape[-1])
+def _fake(x: Tensor, G: Tensor, H: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    """y, both profiles, both spectra, and what `by_c.forward` saves."""
+    lead, (r, m), n, rows = tuple(G.shape[:-2]), G.shape[-2:], H.shape[-1], tuple(x.shape[:-1])
+    k, y = min(m, n), x.new_empty(*rows, m)
     if x.device.type != "cpu":
-        return y, x.new_empty(0, dtype=torch.uint8)
-    return y, x.new_zeros(_bytes(_shapes(x, G, H)), dtype=torch.uint8)
+        return y, *(x.new_empty(*lead, 0) for _ in range(4)), *(x.new_empty(*rows, 0) for _ in range(3))
+    size = 2 * half_length(max(m, n) + k - 1)
+    constants = (*lead, m + 2), (*lead, n + 2), (*lead, r, size), (*lead, r, size)
+    saved = (*rows, size), (*rows, r, size), (*rows, m + k)
+    return y, *(x.new_empty(shape) for shape in (*constants, *saved))
 
 
-def _kernel(x: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+def _prepared(x: Tensor, *parts: Tensor) -> Constants | None:
     G, H, corner_A, lower_A, corner_C, lower_C = parts
-    memory = _fake(x, *parts)[1]
-    flag = memory[:8].view(torch.int64)
-    if library.serves(x, *parts):
-        sides = (lower_A, corner_A.squeeze(-1), G), (lower_C, corner_C.squeeze(-1), H)
-        found = prepare(*sides)
-        if not isinstance(found, str):
-            dtype = found.A.dtype
-            pieces = _pieces(memory, _shapes(x, G, H), dtype)
-            for piece, t in zip(pieces, found, strict=False):
-                piece.copy_(t)
-            flag.fill_(dtype.itemsize)
-            saved = by_c.Saved(*pieces[4:])
-            y = by_c.forward(*found, x.to(dtype).contiguous(), saved)[0]
-            return y.to(x.dtype), memory
-        flag.zero_()
-    return x @ _dense(*parts).mT, memory
+    if not library.serves(x, *parts):
+        return None
+    found = prepare((lower_A, corner_A.squeeze(-1), G), (lower_C, corner_C.squeeze(-1), H))
+    return None if isinstance(found, str) else found
+
+
+def _kernel(x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    """y and what its gradients need: zeros where it was made in another dtype, or by the dense matrix."""
+    _, *kept = _fake(x, *parts)
+    found = _prepared(x, *parts)
+    if found is not None and found.A.dtype == x.dtype:
+        saved = by_c.Saved(*kept[4:])
+        return by_c.forward(*found, x.contiguous(), saved)[0], *found, *saved
+    if found is None:
+        y = x @ _dense(*parts).mT
+    else:
+        y = by_c.product(*found, x.to(found.A.dtype).contiguous()).to(x.dtype)
+    return y, *(t.zero_() for t in kept)
 
 
 def _gradient(
-    u: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
+    u: Tensor, arguments: Sequence[Any], kept: Sequence[Tensor], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     x, *parts = arguments
-    (memory,) = saved
-    if memory.ndim > 1:  # under vmap: of all matrices, or of a product that was not mapped as its gradient is
-        whole = memory.shape[-1] == _bytes(_shapes(x, *parts[:2]))
-        memory = memory[0] if whole else _kernel(x, *parts)[1]
-    itemsize = int(memory[:8].view(torch.int64)) if library.serves(x, *parts) else 0
-    if itemsize == 0:
+    if not library.serves(x, *parts):
         return _dense_gradient(u, x, parts, wanted)
-    dtype = torch.float32 if itemsize == 4 else torch.float64
-    pieces = _pieces(memory, _shapes(x, *parts[:2]), dtype)
-    given = [t.to(dtype).contiguous() for t in (u, x)]
-    operators = [t.to(dtype).contiguous() for t in parts]
-    saved_pieces: Any = by_c.Saved(*pieces[4:])
-    found = by_c.backward(*[*given, *pieces[:4], saved_pieces, *operators])
-    return [None if t is None else t.to(x.dtype) for t in found]
+    constants, saved = Constants(*kept[:4]), by_c.Saved(*kept[4:])
+    # A profile begins with 1. Under vmap a product may not have been mapped as its gradient is.
+    if saved.x_hat.shape[:-1] != x.shape[:-1] or not constants.A.any():
+        found = _prepared(x, *parts)
+        if found is None:
+            return _dense_gradient(u, x, parts, wanted)
+        x = x.to(found.A.dtype).contiguous()
+        constants, saved = found, by_c.forward(*found, x)[1]
+    operators = [t.to(x.dtype).contiguous() for t in parts]
+    gradients = by_c.backward(u.to(x.dtype).contiguous(), x.contiguous(), *constants, saved, *operators)
+    return [None if t is None else t.to(u.dtype) for t in gradients]
 
 
 def _dense_gradient(

@@ -101,7 +101,7 @@ LDR_INLINE int64_t NAMED(unfold)(const REAL *restrict u, const REAL *restrict P,
     return m + k - 1;
 }
 
-/* y_j = P_j t_j / N + f high_j, where high_j = P_j t_{m+j} / N for j < k - 1; high may be NULL. */
+/* y_j = P_j t_j / N + f high_j, where high_j = P_j t_{m+j} / N for j < k - 1, of k; high may be NULL. */
 LDR_INLINE void NAMED(fold)(const REAL *restrict t, const REAL *restrict P, int64_t m, int64_t k, int64_t N,
                             REAL *restrict y, REAL *restrict high)
 {
@@ -113,10 +113,12 @@ LDR_INLINE void NAMED(fold)(const REAL *restrict t, const REAL *restrict P, int6
 #pragma omp simd
         for (int64_t j = 0; j < k - 1; j++)
             y[j] += f * (P[j] * (scale * back[j]));
-    if (high)
+    if (!high)
+        return;
 #pragma omp simd
-        for (int64_t j = 0; j < k - 1; j++)
-            high[j] = P[j] * (scale * back[j]);
+    for (int64_t j = 0; j < k - 1; j++)
+        high[j] = P[j] * (scale * back[j]);
+    high[k - 1] = 0;
 }
 
 /* From what an inverse transform left in a to the spectrum of its first k <= N numbers, over N. */

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -40,11 +41,26 @@ def test_errors_come_out(count):
         threads.in_parts(50, threads.WORTHWHILE, call)
 
 
-def test_both(count):
-    done = []
-    for work in (1, 1 << 30):
-        threads.both(work, lambda: done.append("first"), lambda: done.append("second"))
-    assert sorted(done) == ["first", "first", "second", "second"]
+def test_torch_and_parts_take_turns(count):
+    """A team serves both; so does a pool, where there is no team."""
+    x, found = torch.randn(300, 300), torch.empty(50)
+    for _ in range(3):
+        call = lambda start, stop: found[start:stop].copy_(x[start:stop, 0])
+        threads.in_parts(50, threads.WORTHWHILE, call)
+        torch.testing.assert_close(found, x[:50, 0])
+        found.zero_()
+        assert (x @ x).isfinite().all()
+
+
+def test_without_a_team(count, monkeypatch):
+    monkeypatch.setattr(threads, "_parallel", lambda: None)
+    test_every_row_once(count, 50)
+    test_errors_come_out(count)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP here")
+def test_there_is_a_team():
+    assert threads._parallel() is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

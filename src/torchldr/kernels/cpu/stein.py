@@ -149,7 +149,7 @@ def _phases(
         call(_FINISH, 0, R, bands, memory)
 
 
-_WORTHWHILE = 1 << 22  # multiplications that pay for a thread
+_WORTHWHILE = 1 << 24  # multiplications that pay for a thread, half a millisecond
 
 
 @cache

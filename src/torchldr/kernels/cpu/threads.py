@@ -1,17 +1,38 @@
-"""As many threads as torch uses, for kernels that release the GIL."""
+"""As many threads as torch uses, for kernels that release the GIL: torch's own, where they can be had.
+
+Threads of torch's OpenMP wait actively for some milliseconds after each of its products, and others would
+share the cores with them. So where torch's library has GNU's interface of OpenMP (on Linux), its team runs
+the kernels too; elsewhere, and in a forked child, which has no team, a pool does.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 WORTHWHILE = 1 << 16  # steps of an inner loop, some 50 us: starting a thread costs about as much
+
+_Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _parallel() -> Callable[..., None] | None:
+    """GOMP_parallel(body, its argument, threads, flags) of the OpenMP that torch runs on, or None."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        function: ctypes._NamedFuncPointer = library.GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = [_Body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
 
 
 @cache
@@ -19,19 +40,17 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="torchldr")
 
 
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    _pool.cache_clear()  # the child has the pool but not its threads
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # the child has the pool but not its threads
-
-
-def both(work: int, first: Callable[[], object], second: Callable[[], object]) -> None:
-    """Both calls, of `work` steps each, at the same time where that pays beside the threads of torch."""
-    if torch.get_num_threads() < 2 or work < 8 * WORTHWHILE:
-        first()
-        second()
-        return
-    other = _pool(1).submit(second)
-    first()
-    other.result()
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def in_parts(count: int, work: int, call: Callable[[int, int], object]) -> None:
@@ -42,11 +61,28 @@ def in_parts(count: int, work: int, call: Callable[[int, int], object]) -> None:
     if threads < 2:
         call(0, count)
         return
-    bounds = [count * part // threads for part in range(threads + 1)]
-    others = [_pool(threads - 1).submit(call, start, stop) for start, stop in pairwise(bounds[1:])]
-    call(bounds[0], bounds[1])
-    for other in others:
-        other.result()
+    parts = list(pairwise(count * part // threads for part in range(threads + 1)))
+    parallel = None if _forked else _parallel()
+    if parallel is None:
+        others = [_pool(threads - 1).submit(call, *part) for part in parts[1:]]
+        call(*parts[0])
+        for other in others:
+            other.result()
+        return
+    shared, errors = iter(parts), list[BaseException]()  # a team may be smaller than was asked for
+    parallel(_Body(lambda _: _work(shared, call, errors)), None, threads, 0)
+    if errors:
+        raise errors[0]
+
+
+def _work(
+    parts: Iterable[tuple[int, int]], call: Callable[[int, int], object], errors: list[BaseException]
+) -> None:
+    try:
+        for part in parts:
+            call(*part)
+    except BaseException as error:  # C would print and forget it
+        errors.append(error)
 
 
 def joined(parts: dict[int, Tensor], rows: int, shape: Sequence[int], like: Tensor) -> Tensor:

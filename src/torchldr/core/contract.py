@@ -70,7 +70,7 @@ class Contract(LinearMap):
     own_dtype: ClassVar[bool] = False  # whether it uses only matrix products, accurate in any dtype
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {}  # options of saved layers that nothing reads any more
     cpu_frozen: ClassVar[float] = math.inf  # c of `pays_on_a_cpu`, by benchmarks/products.py
-    cpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and s
+    cpu_training: ClassVar[tuple[float, float, float]] = math.inf, 0.0, 0.0  # c, s and late
     gpu_frozen: ClassVar[tuple[float, float]] = math.inf, 0.0  # c and late of `pays_on_a_gpu`
     gpu_training: ClassVar[tuple[float, float]] = math.inf, 0.0
     stored: ClassVar[Mapping[str, Storage]] = {}  # tensors that quantisation does not make int8
@@ -173,9 +173,9 @@ class Contract(LinearMap):
     def pays_on_a_cpu(cls, use: Use) -> bool:
         """The comparison on a CPU, in multiply-adds of a dense product of float32.
 
-        The class's own multiply-adds are `c` times as slow, after a fixed overhead. A frozen dense matrix is
-        read for every row, or for four. In training it is also computed, which costs as much as `s` more
-        rows.
+        The class's own multiply-adds are `c` times as slow, after the fixed overhead `late`. A frozen dense
+        matrix is read for every row, or for four. In training it is also computed, which costs as much as
+        `s` more rows.
         """
         own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         if own is None:
@@ -183,7 +183,7 @@ class Contract(LinearMap):
         if use.frozen:
             c, rows, late = cls.cpu_frozen, max(use.cost * use.rows, 4.0), 2e6
         else:
-            (c, s), late = cls.cpu_training, 5e5
+            c, s, late = cls.cpu_training
             rows = use.cost * use.rows + s
         return c * use.rows * own + late < use.m * use.n * rows
 

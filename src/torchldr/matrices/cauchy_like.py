@@ -49,6 +49,7 @@ class CauchyLike(StructuredMatrix, name="cauchy_like"):
     """
 
     stored: ClassVar[Mapping[str, Storage]] = {"s": FLOAT, "t": FLOAT}
+    cpu_training = 1.0, 40.0, 3e6
     projection_work = 1
 
     @classmethod

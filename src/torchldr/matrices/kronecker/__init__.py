@@ -48,7 +48,7 @@ class Kronecker(StructuredMatrix, name="kronecker"):
 
     own_dtype = True
     cpu_frozen = 2.8
-    cpu_training = 1.4, 8.0
+    cpu_training = 2.8, 60.0, 3e6
     gpu_frozen = 3.0, 2.5e9
     gpu_training = 6.0, 5e9
     projection_work = 2

@@ -49,7 +49,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
     cpu_frozen = 1.4
-    cpu_training = 9.0, 100.0
+    cpu_training = 9.0, 100.0, 5e5
     gpu_frozen = 3.0, 1.5e9
     gpu_training = 6.0, 5e10
     projection_work = 12

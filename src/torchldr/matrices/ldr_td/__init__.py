@@ -52,7 +52,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
-    cpu_training = 0.35, 256.0
+    cpu_training = 0.35, 256.0, 5e5
     projection_work = 48
 
     @classmethod

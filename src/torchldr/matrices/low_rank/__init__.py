@@ -62,7 +62,7 @@ class LowRank(StructuredMatrix, name="low_rank"):
 
     own_dtype = True
     cpu_frozen = 2.8
-    cpu_training = 2.8, 128.0
+    cpu_training = 2.8, 128.0, 5e5
     gpu_frozen = 3.0, 4e8
     gpu_training = 15.0, 0.0
     projection_work = 0

@@ -42,7 +42,7 @@ class Monarch(StructuredMatrix, name="monarch"):
 
     own_dtype = True
     cpu_frozen = 11.0
-    cpu_training = 11.0, 256.0
+    cpu_training = 11.0, 256.0, 5e5
     gpu_frozen = 7.0, 2.5e9
     gpu_training = 15.0, 0.0
     projection_work = 4

@@ -10,6 +10,8 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchRuntimeError
+from torch.func import jvp
 
 import torchldr
 from torchldr.testing import func
@@ -31,7 +33,24 @@ def cases():
 
 @pytest.mark.parametrize(("cls", "name", "mode", "by", "backend"), list(cases()))
 def test_compiled(cls, name, mode, by, backend):
-    func.check_transformation(func.func_layer(cls, mode, by), name, mode, backend)
+    try:
+        func.check_transformation(func.func_layer(cls, mode, by), name, mode, backend)
+    except TorchRuntimeError as error:
+        if name != "jvp of jvp" or not torch_fails_too():
+            raise
+        pytest.xfail(f"torch's own operations fail the same: {str(error).splitlines()[0]}")
+
+
+def torch_fails_too():
+    """Whether a compiled jvp of jvp of a product and a constant of torch's own is an error, as in 2.13."""
+    constant = torch.ones(3, 3)
+    product = lambda at: (at @ constant) * constant
+    once = lambda at: jvp(product, (at,), (constant,))[1]
+    try:
+        torch.compile(lambda at: jvp(once, (at,), (constant,))[1], fullgraph=True, backend="eager")(constant)
+    except TorchRuntimeError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("of", ["class", "transformation", "mode", "product", "backend"])

@@ -16,7 +16,7 @@ import torch
 PRODUCTS = ("auto", "fast", "dense")
 LARGEST = {"cpu": 1 << 26, "cuda": 1 << 28}
 """Entries of a dense matrix that may be made, by type of device; others as a GPU."""
-UNKNOWN_ROWS = 64  # rows assumed for a compiler's graph, which must not depend on their number
+UNKNOWN_ROWS = 128  # rows assumed for a compiler's graph, which must not depend on their number
 
 
 class Use(NamedTuple):

@@ -94,7 +94,9 @@ class StructuredParameters(Multiplying):
     def _fill_constants(self, generator: torch.Generator | None = None, *, drawn: bool = False) -> None:
         """Compute the constants again, and on request draw the random ones again."""
         some = next(self.parameters())
-        given: dict[str, Any] = {"dtype": some.dtype, "device": some.device, "generator": generator}
+        held = next((b for b in self._buffers.values() if b is not None), some)
+        device = held.device if some.is_meta else some.device  # weights that are offloaded lie elsewhere
+        given: dict[str, Any] = {"dtype": some.dtype, "device": device, "generator": generator}
         m, n, rank = self.out_features, self.in_features, self.rank or 1
         random = self.structure.drawn if drawn else ()
         count = math.prod(self.leading) if random else 1

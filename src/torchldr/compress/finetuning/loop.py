@@ -118,7 +118,7 @@ def finetune(
                         task = partial(_task_loss, loss, output, target)
                         value = task() if learn is None else learn.loss(inputs, keywords, output, task)
                     scaler.scale(value / len(batches)).backward()
-                    part = part + value.detach()
+                    part, total = part + value.detach(), total + value.detach()
                 if max_grad_norm is not None:
                     scaler.unscale_(optimizer)
                     nn.utils.clip_grad_norm_(learned, max_grad_norm)
@@ -126,7 +126,7 @@ def finetune(
                 scaler.update()
                 optimizer.zero_grad()
                 schedule.step()
-                step, seen, total = step + 1, seen + len(batches), total + part
+                step, seen = step + 1, seen + len(batches)
                 rate = float(schedule.get_last_lr()[0])
                 if callback is not None:
                     stopped = bool(callback(Step(step, steps, epoch, part / len(batches), rate)))

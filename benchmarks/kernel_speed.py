@@ -8,7 +8,6 @@ number is the minimum over rounds, a ratio torch's time / ours. cuDNN may use TF
 
     stage         convolution, ReLU and pooling of twelve CNNs, both stages of the LeNet-like network
     recurrence    35 steps of small LSTMs; beside it torch's nn.LSTM (cuDNN), one model after the other
-    decoder       loss and gradients of 33,278 words in bfloat16, and the step of descent
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from torchldr.timing import captured, machine
-from torchldr_paper.language import decoder, recurrence
+from torchldr_paper.language import recurrence
 from torchldr_paper.models.stage import plain_stage, stage
 
 Call = Callable[[], object]
-TOKENS, STEPS, BATCH, UNITS, WORDS = 700, 35, 20, 128, 33_278
+STEPS, BATCH, UNITS = 35, 20, 128
 
 
 def randn(*shape: int, scale: float = 1.0) -> Tensor:
@@ -101,26 +100,11 @@ def recurrences(R: int) -> dict[str, Call]:
     return {"torch": without(recurrence, ours), "cudnn": cudnn, "ours": ours}
 
 
-def decoders(R: int) -> dict[str, Call]:
-    wide = torch.stack([decoder.pack(randn(WORDS, UNITS, scale=0.1), randn(WORDS)) for _ in range(R)])
-    narrow, h = decoder.narrowed(wide, "bf16"), randn(R, TOKENS, UNITS)
-    targets = torch.randint(WORDS, (TOKENS,), device="cuda")
-    scale = torch.full((R,), -1e-9, device="cuda")
-
-    def ours() -> None:
-        _, _, d = decoder.loss_and_gradients(h, narrow, targets)
-        decoder.update(wide, narrow, d, scale)
-
-    return {"torch": without(decoder, ours), "ours": ours}
-
-
 CASES: dict[str, Callable[[], dict[str, Call]]] = {
     "stage, first, 12 CNNs": lambda: stages(3, 6, 32, images=True),
     "stage, second, 12 CNNs": lambda: stages(6, 16, 16, images=False),
     "recurrence, 1 LSTM": lambda: recurrences(1),
     "recurrence, 19 LSTMs": lambda: recurrences(19),
-    "decoder, 1 model": lambda: decoders(1),
-    "decoder, 6 models": lambda: decoders(6),
 }
 
 

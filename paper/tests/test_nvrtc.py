@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchldr_paper.language import decoder, recurrence
+from torchldr_paper.language import recurrence
 from torchldr_paper.models.stage import Sizes
 
 SOURCES = {
     "recurrence": recurrence.head(torch.float32, 128) + recurrence.SOURCE,
-    "decoder": decoder.head(33278) + decoder.SOURCE,
     **{f"stage {dtype}": Sizes(6, 16, 14, 14, 5).source(dtype) for dtype in (torch.float32, torch.float64)},
 }
 

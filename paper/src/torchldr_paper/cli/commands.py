@@ -6,13 +6,14 @@ use.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from torchldr.cli import AsJson, bar, say, show, steps
+from torchldr.cli import AsJson, say, show, steps
 
 from ..messages import unknown
 from .options import DataDir, Results
@@ -40,12 +41,11 @@ def data_fetch(
     url: Annotated[str | None, typer.Option(help="Another address than the owner's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Download again what is here.")] = False,
 ) -> None:
-    """Download a dataset from its owner: with a progress bar, a checksum, and resuming."""
+    """Download a dataset from its owner and verify its checksum."""
     from torchldr_paper.data import DataFileError, fetch
 
     try:
-        with bar(size=True) as shown:
-            paths = fetch(name, data_dir, url, progress=shown, force=force)
+        paths = fetch(name, data_dir, url, progress=sys.stderr.isatty(), force=force)
     except DataFileError:  # what came is damaged: not the user's arguments
         raise
     except ValueError as error:

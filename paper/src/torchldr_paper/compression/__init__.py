@@ -1,4 +1,4 @@
-"""Trained models compressed by every class, before and after fine-tuning: the tables of docs/compress.md.
+"""Trained models compressed by every class, before and after fine-tuning.
 
     python -m torchldr_paper.compression NAME [--device cuda] [--results FOLDER] [--quick]
 

@@ -7,7 +7,7 @@
     x, x_test = rectangles.standardized(flat=True)
     mine = data.load("my.npz")                   # train_x, train_y, test_x, test_y: see data.user
 
-    data.fetch("cifar10")                        # from its owner: progress, checksum, resume
+    data.fetch("cifar10")                        # from its owner, by its checksum
     data.status()                                # what is here, for `torchldr data list`
 
 A data folder (`data_dir`, else `$TORCHLDR_DATA`, else the user's cache folder) holds the files as

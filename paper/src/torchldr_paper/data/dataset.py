@@ -25,7 +25,7 @@ class DatasetNotFoundError(FileNotFoundError):
 
 
 class DownloadError(OSError):
-    """A download failed; what had arrived is kept, and the next attempt goes on from there."""
+    """A download failed."""
 
 
 Array = NDArray[Any]

@@ -18,7 +18,6 @@ import numpy as np
 from torchldr.whole_file import whole_file
 from torchldr_paper.data.containers import Located, locate, read_files
 from torchldr_paper.data.dataset import DataFileError, Dataset, Splits, fingerprint
-from torchldr_paper.data.npz import NpzArchive
 from torchldr_paper.data.places import user_cache
 from torchldr_paper.data.registry import Spec
 
@@ -48,12 +47,10 @@ def cache_files(root: Path, name: str) -> list[Path]:
 def read_cache(path: Path, key: str) -> tuple[Splits, str] | None:
     """The arrays and their fingerprint, or None where the file is absent, outdated or damaged."""
     try:
-        with path.open("rb") as stream:
-            stored = NpzArchive(stream)
-            if str(stored.read("key")) != key:
+        with np.load(path, allow_pickle=False) as stored:
+            if str(stored["key"]) != key:
                 return None
-            splits = Splits(*(stored.read(field) for field in Splits._fields))
-            return splits, str(stored.read("fingerprint"))
+            return Splits(*(stored[field] for field in Splits._fields)), str(stored["fingerprint"])
     except FileNotFoundError:
         return None
     except Exception as error:  # damage shows in many ways, and none of them matters

@@ -197,18 +197,6 @@ _SPECS = (
 DATASETS: Mapping[str, Spec] = MappingProxyType({spec.name: spec for spec in _SPECS})
 
 
-def largest_download(file: str) -> int:
-    """Bytes that a file to download has at most: those of the official files in it, and some for packing."""
-    inside = {
-        official.name: formats.largest(official.read, official.shape)
-        for spec in DATASETS.values()
-        if file in spec.downloads
-        for official in spec.files
-    }
-    size = inside.get(file.removesuffix(".gz"), sum(inside.values()))
-    return size + size // 100 + (1 << 20)
-
-
 def names() -> list[str]:
     """The names that `load` and `fetch` know, in the order of the paper's table."""
     return list(DATASETS)

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from torchldr_paper.data.dataset import Array, DataFileError, Dataset, Splits
-from torchldr_paper.data.npz import NpzArchive
 
 _OPTIONAL = ("classes", "image_shape")
 _MOST_CLASSES = 1_000_000  # a network has an output for each
@@ -52,13 +51,18 @@ def _read(path: Path) -> dict[str, Array]:
         raise FileNotFoundError(f"{path}: no such file.")
     name = ""
     try:
-        with path.open("rb") as stream:
-            stored, arrays = NpzArchive(stream), {}
+        stored = np.load(path, allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            raise DataFileError("holds a single array, as a .npy file does: np.savez writes .npz files.")
+        with stored:
+            arrays = {}
             for name in (*Splits._fields, *_OPTIONAL):
-                if name in stored.names:
-                    arrays[name] = stored.read(name)
+                if name in stored.files:
+                    arrays[name] = stored[name]
+                    if not isinstance(arrays[name], np.ndarray):  # NumPy gives the bytes of other files
+                        raise ValueError("it is no array")
                 elif name not in _OPTIONAL:
-                    raise DataFileError(_missing(name, stored.names))
+                    raise DataFileError(_missing(name, stored.files))
             return arrays
     except DataFileError:
         raise

@@ -7,30 +7,18 @@ the only array of tokens x words besides the logits, and it becomes the logits' 
 a column of W beside a constant input of 1, so that the products add it and give its gradient. Words are
 filled up to a multiple of 64, which matrix units like, by words of bias -10,000: their probability and all
 their gradients are exactly 0.
-
-On a GPU `decoder.cu` takes two passes fewer over arrays of tokens x words in bfloat16: a row of logits is
-read once, kept in registers and written once, as its gradient, and a step of descent makes the decoder's copy
-in bfloat16 with it. The plain forms are the oracles: a test runs that source as plain C++.
 """
 
 from __future__ import annotations
 
-from importlib import resources
-from typing import Any
-
 import torch
 from torch import Tensor
-
-from torchldr.kernels.cuda.nvrtc import launch, unavailable
 
 from ..trainer.graphs import tf32, wide_sums
 
 ALIGNED = 64  # words
 EXTRA = 8  # columns behind the hidden units: the bias and zeros, so that rows begin at 16 bytes in bfloat16
 NEVER = -1e4  # the bias of a word that is none
-THREADS = 512
-MOST_VECTORS = 12  # of eight words, that a thread keeps
-SOURCE = (resources.files(__package__) / "decoder.cu").read_text("utf-8")
 
 
 def pack(weight: Tensor, bias: Tensor) -> Tensor:
@@ -98,12 +86,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _softmax_gradient(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The losses, and softmax - onehot(target); the logits may be overwritten."""
-    if serves(logits):
-        R, N, words = logits.shape
-        losses = torch.empty(R, N, dtype=torch.float32, device=logits.device)
-        _launch("softmax_gradient", words, (R * N, 1), [logits, targets, losses, words // 8, N])
-        return losses, logits
+    """The losses, and softmax - onehot(target)."""
     d = logits.softmax(-1)
     chosen = _pick(d, targets).to(dtype)
     index = targets.expand(len(d), -1).unsqueeze(-1)
@@ -113,11 +96,6 @@ def _softmax_gradient(logits: Tensor, targets: Tensor, dtype: torch.dtype) -> tu
 
 def update(decoder: Tensor, narrow: Tensor, d: Tensor, scale: Tensor) -> None:
     """decoder += scale d for each replica, (R,), and `narrow` what `narrowed` would give, in place."""
-    if serves(d) and decoder.dtype == torch.float32:
-        R, vectors = len(decoder), decoder[0].numel() // 8
-        grid = -(-vectors // THREADS), R
-        _launch("update", decoder.shape[-1], grid, [decoder, narrow, d, scale, vectors])
-        return
     decoder.addcmul_(d, scale.view(-1, 1, 1))
     if narrow is not decoder:
         narrow.copy_(decoder)
@@ -126,26 +104,3 @@ def update(decoder: Tensor, narrow: Tensor, d: Tensor, scale: Tensor) -> None:
 def _pick(p: Tensor, targets: Tensor) -> Tensor:
     """The targets' probabilities, (R, N, words) to (R, N)."""
     return p.gather(-1, targets.expand(len(p), -1).unsqueeze(-1)).squeeze(-1)
-
-
-def serves(t: Tensor) -> bool:
-    """Whether the kernels take logits (R, N, words), or a decoder's gradient (R, words, columns)."""
-    fits = t.shape[-1] % 8 == 0 and _vectors_a_thread(t.shape[-1]) <= MOST_VECTORS
-    return t.is_cuda and t.dtype == torch.bfloat16 and fits and unavailable() is None
-
-
-def head(row: int) -> str:
-    """What the source is compiled for: rows of so many numbers."""
-    return f"#define THREADS {THREADS}\n#define EACH {_vectors_a_thread(row)}\n"
-
-
-def _vectors_a_thread(row: int) -> int:
-    return -(-row // (8 * THREADS))
-
-
-def _launch(name: str, row: int, grid: tuple[int, int], arguments: list[Any]) -> None:
-    tensors = [a for a in arguments if isinstance(a, Tensor)]
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        raise ValueError(f"{name}: expected contiguous tensors.")
-    shared = THREADS // 32 * 4
-    launch(head(row) + SOURCE, name, tensors[0].device, (*grid, 1), THREADS, arguments, shared)

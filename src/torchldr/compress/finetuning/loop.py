@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -89,8 +91,8 @@ def finetune(
     """
     check_model("finetune", model)
     check_count("finetune", epochs=epochs, accumulate=accumulate)
-    _check("finetune", warmup, max_grad_norm, amp, teacher, distillation)
-    last = _length(loader)
+    _check(warmup, max_grad_norm, amp, teacher, distillation)
+    steps = epochs * math.ceil(_length(loader) / accumulate)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if optimizer is None:
         groups = parameter_groups(model, lr, weight_decay=weight_decay)
@@ -98,42 +100,39 @@ def finetune(
             raise ValueError("finetune: no parameter of the model requires a gradient.")
         optimizer = torch.optim.AdamW(groups)
     learned = [p for group in optimizer.param_groups for p in group["params"]]
-    steps = epochs * math.ceil(last / accumulate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _factors(steps, warmup))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_factor, steps, warmup))
     scaler = torch.amp.GradScaler(device.type, enabled=amp == torch.float16)
     learn = None if teacher is None else Teacher(model, teacher.to(device), distillation or Distillation())
-    optimizer.zero_grad(set_to_none=True)
     begun, losses, step, stopped = time.perf_counter(), [], 0, False
+    optimizer.zero_grad()
     with nullcontext() if learn is None else learn.watching():
         for epoch in range(epochs):
-            total, batches, part = torch.zeros((), device=device), 0, torch.zeros((), device=device)
-            for batch in loader:
+            total, seen, stream = torch.zeros((), device=device), 0, iter(loader)
+            while not stopped and (batches := list(islice(stream, accumulate))):
                 model.train()  # a callback may have validated it
-                inputs, keywords, target = _unpack(batch, device)
-                with torch.autocast(device.type, amp, enabled=amp is not None):
-                    output = model(*inputs, **keywords)
-                    value = _loss(loss, output, target, learn, inputs, keywords)
-                first = batches - batches % accumulate
-                scaler.scale(value / min(accumulate, last - first)).backward()
-                total, part, batches = total + value.detach(), part + value.detach(), batches + 1
-                if batches % accumulate and batches < last:
-                    continue
+                part = torch.zeros((), device=device)
+                for batch in batches:
+                    inputs, keywords, target = _unpack(batch, device)
+                    with torch.autocast(device.type, amp, enabled=amp is not None):
+                        output = model(*inputs, **keywords)
+                        task = partial(_task_loss, loss, output, target)
+                        value = task() if learn is None else learn.loss(inputs, keywords, output, task)
+                    scaler.scale(value / len(batches)).backward()
+                    part, total = part + value.detach(), total + value.detach()
                 if max_grad_norm is not None:
                     scaler.unscale_(optimizer)
                     nn.utils.clip_grad_norm_(learned, max_grad_norm)
                 scaler.step(optimizer)
                 scaler.update()
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad()
                 schedule.step()
-                step += 1
-                done = Step(step, steps, epoch, part / (batches - first), float(schedule.get_last_lr()[0]))
-                part = torch.zeros_like(part)
-                if callback is not None and callback(done):
-                    stopped = True
-                    break
-            if not batches:
+                step, seen = step + 1, seen + len(batches)
+                rate = float(schedule.get_last_lr()[0])
+                if callback is not None:
+                    stopped = bool(callback(Step(step, steps, epoch, part / len(batches), rate)))
+            if not seen:
                 raise ValueError("finetune: the loader gave no batch; an iterator can be used only once.")
-            losses.append(float(total) / batches)
+            losses.append(float(total) / seen)
             if not math.isfinite(losses[-1]):
                 raise FloatingPointError(
                     f"finetune: the loss is not finite in pass {epoch + 1}; lower lr={lr:g}."
@@ -144,15 +143,15 @@ def finetune(
     return FinetuneResult(tuple(losses), step, time.perf_counter() - begun, stopped)
 
 
-def _check(who: str, warmup: float, norm: float | None, amp: Any, teacher: Any, distillation: Any) -> None:
+def _check(warmup: float, norm: float | None, amp: Any, teacher: Any, distillation: Any) -> None:
     if not 0 <= warmup < 1:
-        raise ValueError(f"{who}: warmup must lie in [0, 1), got {warmup!r}.")
+        raise ValueError(f"finetune: warmup must lie in [0, 1), got {warmup!r}.")
     if amp not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(f"{who}: amp must be torch.bfloat16, torch.float16 or None, got {amp!r}.")
+        raise ValueError(f"finetune: amp must be torch.bfloat16, torch.float16 or None, got {amp!r}.")
     if norm is not None and not norm > 0:
-        raise ValueError(f"{who}: max_grad_norm must be positive or None, got {norm!r}.")
+        raise ValueError(f"finetune: max_grad_norm must be positive or None, got {norm!r}.")
     if distillation is not None and teacher is None:
-        raise ValueError(f"{who}: distillation needs a teacher.")
+        raise ValueError("finetune: distillation needs a teacher.")
 
 
 def _length(loader: Iterable[Any]) -> int:
@@ -165,16 +164,12 @@ def _length(loader: Iterable[Any]) -> int:
     return found
 
 
-def _factors(steps: int, warmup: float) -> Callable[[int], float]:
-    """The factor of the learning rates at each step."""
+def _factor(steps: int, warmup: float, step: int) -> float:
+    """The factor of the learning rates at a step."""
     rising = math.ceil(warmup * steps)
-
-    def factor(step: int) -> float:
-        if step < rising:
-            return (step + 1) / (rising + 1)
-        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
-
-    return factor
+    if step < rising:
+        return (step + 1) / (rising + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
 def _unpack(batch: Any, device: torch.device) -> tuple[list[Any], dict[str, Any], Any]:
@@ -193,17 +188,6 @@ def _unpack(batch: Any, device: torch.device) -> tuple[list[Any], dict[str, Any]
         "finetune: a batch must be a mapping, or a tuple or list of inputs and a target, got "
         f"{type(batch).__name__}."
     )
-
-
-def _loss(
-    loss: Loss | None, output: Any, target: Any, learn: Teacher | None, inputs: Any, keywords: Any
-) -> Tensor:
-    """The task's loss plus the teacher's."""
-    if learn is None:
-        return _task_loss(loss, output, target)
-    told = learn.loss(inputs, keywords, output)
-    task = learn.how.task
-    return told + task * _task_loss(loss, output, target) if task else told
 
 
 def _task_loss(loss: Loss | None, output: Any, target: Any) -> Tensor:

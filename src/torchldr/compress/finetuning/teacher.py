@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -95,8 +95,10 @@ class Teacher:
     def _see(self, module: nn.Module, args: Any, output: Any) -> None:
         self._seen[module] = output[0] if isinstance(output, tuple) else output
 
-    def loss(self, inputs: Iterable[Any], keywords: dict[str, Any], output: Any) -> Tensor:
-        """The teacher's loss of the student's latest output."""
+    def loss(
+        self, inputs: Iterable[Any], keywords: dict[str, Any], output: Any, task: Callable[[], Tensor]
+    ) -> Tensor:
+        """The loss of the student's latest output: the teacher's, plus the task's, computed if it counts."""
         with torch.no_grad():
             told = self.teacher(*inputs, **keywords)
         how, total = self.how, torch.zeros(())
@@ -122,7 +124,7 @@ class Teacher:
             if errors:
                 total = total + how.layers * torch.stack(errors).mean()
         self._seen.clear()
-        return total
+        return total + how.task * task() if how.task else total
 
 
 def _relative(ours: Tensor, theirs: Tensor) -> Tensor:

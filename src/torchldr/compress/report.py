@@ -80,7 +80,9 @@ class CompressionReport:
         model = _percent(self.model_parameters_before, self.model_parameters_after)
         said = f"The layers shrank to {layers} of their parameters, the model to {model}"
         if layers != model and self.elsewhere is not None:
-            said += f", because {self.elsewhere[1] / 1e6:.3g} MB of it are in {self.elsewhere[0]} modules"
+            kind, size = self.elsewhere
+            amount = f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB"
+            said += f", because {amount} of it are in {kind} modules"
         if self.distance is None:
             return f"{said}. The error of the outputs is unknown without a loader."
         where = "your batches" if FITTED in self.notes else "batches held out"

@@ -657,7 +657,7 @@ def test_a_report_says_in_words_what_it_comes_to(name):
     batches = [torch.randint(500, (9, 7)) for _ in range(6)]
     report = torchldr.compress_(model, 0.5, loader=batches, structures=["low_rank"])
     assert "shrank to 50 % of their parameters, the model to 96.3 %" in report.summary
-    assert "because 0.08 MB of it are in Embedding modules. On batches held out" in report.summary
+    assert "because 80 kB of it are in Embedding modules. On batches held out" in report.summary
     assert ("nats" in report.summary) == (name == "logits")
     assert ("of their size" in report.summary) == (name != "logits")
     assert str(report).endswith(report.summary.replace(". ", ".\n"))

@@ -55,7 +55,8 @@ def paper_command(
     from . import checking, sweeps
 
     nothing_runs = show or name in ("list", "check")
-    ledger = sweeps.ledger_to_read(sweep.results) if nothing_runs else Ledger(sweep.results, curves=False)
+    read = sweeps.ledger_to_read if nothing_runs else Ledger
+    ledger = read(sweep.results, curves=False)
     if name in ("list", "check") and only:
         raise typer.BadParameter(f"--only is for one table; `{name}` shows all.")
     if table and name != "check":

@@ -32,11 +32,11 @@ from .options import HERE, Sweep
 T = TypeVar("T")
 
 
-def ledger_to_read(results: Path | None) -> Ledger:
+def ledger_to_read(results: Path | None, *, curves: bool = True) -> Ledger:
     """The ledger of a command that writes none: a folder that is named must be there."""
     if results is not None and not results.expanduser().is_dir():
         raise typer.BadParameter(f"{results} is no folder; a run makes it.", param_hint="--results")
-    return Ledger(results)
+    return Ledger(results, curves=curves)
 
 
 def ranks_of(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:

@@ -80,7 +80,7 @@ def paper_command(
         report = sweeps.train_missing(runs, ledger, library, sweep)
     title = f"{chosen.title} (quick: not comparable with the paper)" if sweep.quick else chosen.title
     if name == "flash":
-        sweeps.show_rows(flash_rows(chosen, ledger), sweep.as_json, title=title)
+        sweeps.show_rows(flash_rows(chosen, ledger), sweep.as_json, title=title, columns=sweeps.FLASH_COLUMNS)
     else:
         rows = table_rows(chosen, ledger, sweep.seeds)
         columns = sweeps.columns_of(rows, sweeps.PAPER_COLUMNS, sweeps.ONLY_IF_VARIED)

@@ -256,8 +256,12 @@ def _text(value: Any) -> str:
 
 
 PAPER_COLUMNS = (
-    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
-    "test", "deviation", "paper", "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
+    "dataset", "model", "structure", "rank", "fraction", "init", "test", "paper", "difference", "deviation",
+    "parameters", "paper_parameters", "data", "seconds", "seeds", "lr", "diverged", "source",
+)  # fmt: skip
+FLASH_COLUMNS = (
+    "dataset", "model", "structure", "kilobytes", "test", "deviation", "rank", "hidden", "bytes",
+    "validation", "float", "trained", "lr", "source", "state",
 )  # fmt: skip
 ONLY_IF_VARIED = ("model", "fraction", "init")
 _ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged", "hidden")

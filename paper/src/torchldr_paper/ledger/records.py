@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +29,7 @@ from ..trainer.training import Outcome, outcome_json
 
 VERSION = 1
 _MARK = ',"checksum":"'
-_METRICS = re.compile(r'"metrics":\{[^{}]*\}')  # lists of numbers by name
+_METRICS = '"metrics":{'  # lists of numbers by name: no brace but the one that ends them
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Record:
             line: as `to_line` writes it.
             curves: False leaves the metrics empty and unread: they are most of a line.
         """
-        text = line if curves else _METRICS.sub('"metrics":{}', line, count=1)
+        text = line if curves else _without_metrics(line)
         found = json.loads(text, parse_constant=_no_number)
         if not isinstance(found, dict):
             raise TypeError("not an object")
@@ -144,6 +143,11 @@ class Record:
         check_line(line, len(record.run.protocol.lrs) * record.run.protocol.trials)
         _ = record.source, record.fingerprint, record.best, record.mean
         return record
+
+
+def _without_metrics(line: str) -> str:
+    before, mark, after = line.partition(_METRICS)
+    return f"{before}{mark}}}{after.partition('}')[2]}" if mark else line
 
 
 def _checksum(text: str) -> str:

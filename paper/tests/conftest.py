@@ -28,7 +28,9 @@ def published_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger, "_published", lambda: files())
-        patch.setattr(Record, "from_line", lambda line: (parsed if line in lines() else read)(line))
+        patch.setattr(
+            Record, "from_line", lambda line, **kept: (parsed if line in lines() else read)(line, **kept)
+        )
         yield
 
 

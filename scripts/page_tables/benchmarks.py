@@ -119,30 +119,28 @@ def _exported(n: int) -> Callable[[Results], str]:
 def _instructions(results: Results) -> str:
     """What a layer costs on a microcontroller, by class."""
     rows = sorted(results["rows"], key=lambda row: row["instructions"])
-    (dense,) = (row["instructions"] for row in rows if row["structure"] == "dense")
     body = []
     for row in rows:
         operators = row["operators"] if row["structure"].startswith("ldr") else ""
         sizes = [f"{row[key]:,}" for key in ("weights_bytes", "arena_bytes", "instructions")]
-        ratio = f"{row['instructions'] / dense:.2f}"
-        body.append([f"`{row['structure']}`", str(row["rank"] or ""), operators, row["form"], *sizes, ratio])
-    head = ["class", "rank", "operators", "how", "weights, bytes", "arena, bytes", "instructions", "of dense"]
+        body.append([f"`{row['structure']}`", str(row["rank"] or ""), operators, row["form"], *sizes])
+    head = ["class", "rank", "operators", "how", "weights, bytes", "arena, bytes", "instructions"]
     return markdown(head, body, left=4)
 
 
 def _integer(results: Results) -> str:
-    """Networks on a microcontroller, in floating point and in integers."""
+    """MNIST's networks on a microcontroller, in floating point and in integers."""
     body = []
-    floats = [row for row in results["rows"] if row["arithmetic"] == "float"]
-    integers = [row for row in results["rows"] if row["arithmetic"] == "integer"]
+    rows = [row for row in results["rows"] if row["dataset"] == "mnist"]
+    floats = [row for row in rows if row["arithmetic"] == "float"]
+    integers = [row for row in rows if row["arithmetic"] == "integer"]
     for a, b in zip(floats, integers, strict=True):
         sizes = [f"{b[key]:,}" for key in ("flash", "ram", "instructions")]
         scores = [f"{row['accuracy']:.2f}" for row in (a, b)]
         ratio = f"{a['instructions'] / b['instructions']:.0f}"
-        name = f"{b['dataset']}{' (stand-in)' if b['source'] == 'stand-in' else ''}"
-        body.append([name, f"`{b['structure']}`", str(b["rank"] or ""), *scores, *sizes, ratio])
-    head = ["dataset", "hidden layer", "rank", "float, %", "integers, %", "flash", "RAM", "instructions"]
-    return markdown([*head, "floats / integers"], body, left=3)
+        body.append([f"`{b['structure']}`", str(b["rank"] or ""), *scores, *sizes, ratio])
+    head = ["hidden layer", "rank", "float, %", "integers, %", "flash", "RAM", "instructions"]
+    return markdown([*head, "floats / integers"], body)
 
 
 def _integer_peers(results: Results) -> str:

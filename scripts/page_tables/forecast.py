@@ -1,4 +1,4 @@
-"""Tables of docs/forecast.md and forecast-results.md, from results/forecast."""
+"""Tables of docs/forecast.md, from results/forecast."""
 
 from __future__ import annotations
 
@@ -47,31 +47,19 @@ def _one(text: str, keys: Mapping[str, str]) -> str:
 
 
 def _compare(text: str, keys: Mapping[str, str]) -> str:
-    """One series and past: errors by horizon, in floats and in int8, and sizes from the first to the last."""
+    """One series and past: errors by horizon, in floats and in int8."""
     rows = _rows(text, keys)
     horizons = sorted({row["horizon"] for row in rows})
     body = []
     for method in METHODS:
         found = [[r for r in rows if (r["method"], r["horizon"]) == (method, h)] for h in horizons]
-        ends = [part[0] for part in found if part]
-        if not ends:
-            continue
-        errors = [_errors([row["error"] for row in part]) for part in found]
-        if not ends[0]["weights"]:
-            body.append([method, *errors, *["-"] * (len(horizons) + 3)])
-            continue
-        int8 = [_errors([row["int8_error"] for row in part]) for part in found]
-        sizes = [_range([row[key] for row in ends], ",") for key in ("weights", "int8_bytes")]
-        seconds = _range([mean(row["fit_seconds"] for row in part) for part in found if part], ".2g")
-        body.append([method, *errors, *int8, *sizes, seconds])
+        if any(found):
+            errors = [_errors([r["error"] for r in part]) for part in found]
+            int8 = [_errors([r["int8_error"] for r in part if r["weights"]]) for part in found]
+            body.append([method, *errors, *int8])
     ahead = [str(h) for h in horizons]
-    names = [f"{ahead[0]} ahead", *ahead[1:], f"{ahead[0]} ahead, int8", *ahead[1:]] if ahead else []
-    return markdown(["method", *names, "weights", "bytes in int8", "fit, s"], body)
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    ends = dict.fromkeys(format(value, form) for value in (values[0], values[-1]))
-    return " to ".join(ends)
+    names = [f"{ahead[0]} ahead", *ahead[1:], f"{ahead[0]}, int8", *ahead[1:]] if ahead else []
+    return markdown(["method", *names], body)
 
 
 def _errors(values: Sequence[float]) -> str:

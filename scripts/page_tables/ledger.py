@@ -12,7 +12,7 @@ from torchldr_paper.ledger.ledger import Ledger
 from torchldr_paper.tables.check import SEEDS, VERDICTS, check
 from torchldr_paper.tables.claims import claims
 from torchldr_paper.tables.explained import GAPS
-from torchldr_paper.tables.flash import BUDGETS, flash_rows
+from torchldr_paper.tables.flash import BUDGETS, OTHERS, flash_rows
 from torchldr_paper.tables.markdown import markdown
 from torchldr_paper.tables.paper import get_table
 from torchldr_paper.tables.rows import Row, heading, overview, table_rows, tells
@@ -80,7 +80,7 @@ def render_check(ledger: Ledger) -> str:
 
 
 def render_claims(ledger: Ledger) -> str:
-    """The paper's claims: a line each, with what our runs say on every set of data."""
+    """The paper's claims: a line each, with the numbers of those sets of data where our runs say no."""
     found: dict[str, list[Row]] = {}
     for row in claims(ledger, BENCHMARKS):
         found.setdefault(row["claim"], []).append(row)
@@ -88,16 +88,15 @@ def render_claims(ledger: Ledger) -> str:
     for claim, rows in found.items():
         true = sum(row["holds"] is True for row in rows)
         told = "true" if true == len(rows) else f"{true} of {len(rows)}" if true else "**false**"
-        body.append([claim, told, "; ".join(map(_claimed, rows))])
-    return markdown(["claim", "holds", "ours / the best of the others; * stand-in data"], body, left=3)
+        body.append([claim, told, "; ".join(_claimed(row) for row in rows if not row["holds"])])
+    return markdown(["claim", "holds", "where not"], body, left=3)
 
 
 def _claimed(row: Row) -> str:
     """`MNIST-noise* 85.35 / 79.90 (Hankel-like)`: a star for stand-in data."""
     data = "" if row["data"] == "-" else row["data"] + ("*" if row["source"] == "stand-in" else "")
     numbers = re.sub(r" \(unstructured\)| of rank \d+", "", row["numbers"]).replace(" against ", " / ")
-    text = f"{data} {numbers}".strip()
-    return text if row["holds"] else f"**no**: {text}"
+    return f"{data} {numbers}".strip()
 
 
 def render_explained() -> str:
@@ -127,33 +126,43 @@ def _cell(key: str, row: Row) -> str:
 
 
 def render_flash(rows: list[dict[str, Any]]) -> str:
-    """The table as Markdown: a line for each dataset, network and method, a column for each budget.
+    """What fits into each size of flash: a line for each dataset and network, a column for each budget.
 
-    The best of a column is bold; `-` is what does not fit or was not run.
+    A cell has the best structured class and, in brackets, the best of the other methods. Bold is ahead; `-`
+    does not fit or was not run.
     """
-    groups: dict[tuple[str, str], dict[str, dict[int, dict[str, Any]]]] = {}
-    done = {(row["dataset"], row["model"], row["structure"]) for row in rows if row["test"] is not None}
+    done = [row for row in rows if row["test"] is not None]
     if not done:
         return "Not run yet.\n"
-    for row in (row for row in rows if (row["dataset"], row["model"], row["structure"]) in done):
-        lines = groups.setdefault((row["dataset"], row["model"]), {})
-        lines.setdefault(row["structure"], {})[row["kilobytes"]] = row
     columns = [budget >> 10 for budget in BUDGETS]
     body = []
-    for (data, model), lines in groups.items():
-        tests = {k: [r[k]["test"] for r in lines.values() if r[k]["test"] is not None] for k in columns}
-        for method, own in lines.items():
-            cells = [_flash_result(own[k], max(tests[k], default=None)) for k in columns]
-            body.append([data, model, f"`{method}`", *cells])
-    head = ["dataset", "network", "method", *(f"{kilobytes} kB" for kilobytes in columns)]
-    return markdown(head, body, left=3)
+    for data, model in dict.fromkeys((row["dataset"], row["model"]) for row in done):
+        own = [row for row in done if (row["dataset"], row["model"]) == (data, model)]
+        cells = (_flash_cell([row for row in own if row["kilobytes"] == k]) for k in columns)
+        body.append([data, model, *cells])
+    head = ["dataset", "network", *(f"{kilobytes} kB" for kilobytes in columns)]
+    return markdown(head, body, left=2)
 
 
-def _flash_result(row: dict[str, Any], best: float | None) -> str:
-    if row["test"] is None:
-        return "-"
-    text = f"{row['test']:.2f} ± {row['deviation']:.2f}"
-    return f"**{text}**" if row["test"] == best else text
+def _flash_cell(rows: Sequence[Row]) -> str:
+    """The best structured class, and the best of the others in brackets."""
+    ours, others = (
+        max(
+            (row for row in rows if (row["structure"] in OTHERS) is other),
+            key=lambda row: row["test"],
+            default=None,
+        )
+        for other in (False, True)
+    )
+    tests = [-1.0 if row is None else row["test"] for row in (ours, others)]
+    name = "" if ours is None else f"`{ours['structure']}` "
+    texts = [_bold(test, max(tests)) for test in tests]
+    return f"{name}{texts[0]} ({texts[1]})"
+
+
+def _bold(test: float, best: float) -> str:
+    text = "-" if test < 0 else f"{test:.2f}"
+    return f"**{text}**" if test == best else text
 
 
 @cache

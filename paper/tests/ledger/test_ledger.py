@@ -170,6 +170,18 @@ def test_the_packages_own_ledger_can_be_read(tmp_path: Path) -> None:
     assert not Ledger(tmp_path).problems
 
 
+def test_curves_that_are_not_kept_are_not_read(tmp_path: Path) -> None:
+    """Published lines give the same records, but for their metrics, which are not parsed at all."""
+    whole, brief = Ledger(tmp_path), Ledger(tmp_path, curves=False)
+    assert any(record.result["metrics"] for record in whole)
+    for one, other in zip(whole, brief, strict=True):
+        assert {**one.to_json(), "result": {**one.result, "metrics": None}} == {
+            **other.to_json(),
+            "result": {**other.result, "metrics": None},
+        }
+        assert not other.result.get("metrics")
+
+
 def test_merged_is_ordered_and_holds_the_latest() -> None:
     a, b = Run("rectangles"), Run("cifar10", structure="ldr_sd")
     lines = [json.loads(line) for line in merged([make(a, 1.0), make(b), make(a, 2.0)]).splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from ..json_text import json_text
 from ..progress import Report, silent
+from .tables import Column, table_lines
 
 
 def say(message: str) -> None:
@@ -117,20 +119,18 @@ def show(
     if as_json:
         print(json_text(result, default=str))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     rows: Sequence[Mapping[str, Any]] = result
-    names = list(columns or (rows[0] if rows else ()))
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for name in names:
-        numbers = name in right or all(_is_number(row[name]) for row in rows)
+    shown = []
+    for name in columns or (rows[0] if rows else ()):
+        values = [row[name] for row in rows]
+        cells = tuple(cell(name, value) or _cell(value) for value in values)
         heading = (headings or {}).get(name, name.replace("_", " "))
-        table.add_column(heading, justify="right" if numbers else "left", no_wrap=numbers)
-    for row in rows:
-        table.add_row(*(cell(name, row[name]) or _cell(row[name]) for name in names))
+        shown.append(Column(heading, cells, name in right or all(map(_is_number, values))))
     # A pipe has no width of its own: leave the cutting to what reads it.
-    Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False).print(table)
+    lines, left_out = table_lines(shown, shutil.get_terminal_size((200, 24)).columns) if shown else ([], [])
+    print(*([title] if title else []), *lines, sep="\n")
+    if left_out:
+        say(f"left out, the terminal is too narrow: {', '.join(left_out)}; --json has all")
 
 
 def _is_number(value: Any) -> bool:

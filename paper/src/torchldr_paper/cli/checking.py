@@ -15,6 +15,10 @@ from ..tables.claims import claims
 from .sweeps import find_table, well_used
 
 _ORDER_COLUMNS = ("table", "dataset", "model", "data", "pairs", "in_order")
+_CELL_COLUMNS = (
+    "table", "cell", "ours", "paper", "difference", "verdict", "seeds", "deviation", "standard_errors",
+    "explained",
+)  # fmt: skip
 _CLAIM_COLUMNS = ("holds", "claim", "data", "source", "numbers")
 _SIGNED = ("difference", "standard_errors")
 
@@ -37,7 +41,8 @@ def show_check(ledger: Ledger, names: Sequence[str], as_json: bool) -> None:
 
 
 def _show_tables(found: dict[str, Any]) -> None:
-    show(found["rows"], False, title="Official data, ours and the paper's", cell=_cell)
+    title = "Official data, ours and the paper's"
+    show(found["rows"], False, title=title, columns=_CELL_COLUMNS, cell=_cell)
     if found["stand_ins"]:
         title = "Stand-in data: pairs of classes that come in the paper's order"
         show(found["stand_ins"], False, title=title, columns=_ORDER_COLUMNS)
@@ -49,11 +54,9 @@ def _show_tables(found: dict[str, Any]) -> None:
         print(f"{true} of {len(found['claims'])} claims hold.")
     counts = found["counts"]
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-    print(
-        f"{counts['cells']} cells on official data: {verdicts} "
-        f"({counts['below and not explained']} not explained); "
-        f"{counts['three seeds or more']} have {SEEDS} seeds or more."
-    )
+    enough = counts["three seeds or more"]
+    print(f"{counts['cells']} cells on official data, {enough} with {SEEDS} seeds or more:")
+    print(f"{verdicts} ({counts['below and not explained']} not explained).")
 
 
 def _cell(name: str, value: Any) -> str | None:

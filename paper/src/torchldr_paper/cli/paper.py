@@ -55,7 +55,8 @@ def paper_command(
     from . import checking, sweeps
 
     nothing_runs = show or name in ("list", "check")
-    ledger = sweeps.ledger_to_read(sweep.results) if nothing_runs else Ledger(sweep.results, curves=False)
+    read = sweeps.ledger_to_read if nothing_runs else Ledger
+    ledger = read(sweep.results, curves=False)
     if name in ("list", "check") and only:
         raise typer.BadParameter(f"--only is for one table; `{name}` shows all.")
     if table and name != "check":
@@ -79,7 +80,7 @@ def paper_command(
         report = sweeps.train_missing(runs, ledger, library, sweep)
     title = f"{chosen.title} (quick: not comparable with the paper)" if sweep.quick else chosen.title
     if name == "flash":
-        sweeps.show_rows(flash_rows(chosen, ledger), sweep.as_json, title=title)
+        sweeps.show_rows(flash_rows(chosen, ledger), sweep.as_json, title=title, columns=sweeps.FLASH_COLUMNS)
     else:
         rows = table_rows(chosen, ledger, sweep.seeds)
         columns = sweeps.columns_of(rows, sweeps.PAPER_COLUMNS, sweeps.ONLY_IF_VARIED)

@@ -32,11 +32,11 @@ from .options import HERE, Sweep
 T = TypeVar("T")
 
 
-def ledger_to_read(results: Path | None) -> Ledger:
+def ledger_to_read(results: Path | None, *, curves: bool = True) -> Ledger:
     """The ledger of a command that writes none: a folder that is named must be there."""
     if results is not None and not results.expanduser().is_dir():
         raise typer.BadParameter(f"{results} is no folder; a run makes it.", param_hint="--results")
-    return Ledger(results)
+    return Ledger(results, curves=curves)
 
 
 def ranks_of(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
@@ -256,8 +256,12 @@ def _text(value: Any) -> str:
 
 
 PAPER_COLUMNS = (
-    "dataset", "model", "structure", "rank", "fraction", "init", "parameters", "paper_parameters",
-    "test", "deviation", "paper", "difference", "data", "seconds", "seeds", "lr", "diverged", "source",
+    "dataset", "model", "structure", "rank", "fraction", "init", "test", "paper", "difference", "deviation",
+    "parameters", "paper_parameters", "data", "seconds", "seeds", "lr", "diverged", "source",
+)  # fmt: skip
+FLASH_COLUMNS = (
+    "dataset", "model", "structure", "kilobytes", "test", "deviation", "rank", "hidden", "bytes",
+    "validation", "float", "trained", "lr", "source", "state",
 )  # fmt: skip
 ONLY_IF_VARIED = ("model", "fraction", "init")
 _ONLY_IF_ANY = ("paper_parameters", "deviation", "difference", "diverged", "hidden")

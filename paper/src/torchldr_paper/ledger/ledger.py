@@ -65,7 +65,7 @@ class Ledger:
         if published:
             for name, text in _published():
                 for number, line in enumerate(text.split("\n"), 1):
-                    self._take(name, number, line)
+                    self._take(name, number, line, curves=curves)
         self._read(whole=False)
 
     def read_again(self) -> None:
@@ -153,12 +153,12 @@ class Ledger:
         found.pop(record.fingerprint, None)
         self._records[record.hash] = {**found, record.fingerprint: record}
 
-    def _take(self, name: str, number: int, line: str, *, torn: bool = False) -> None:
-        """Read a line of a file; one that cannot be read goes to `problems`."""
+    def _take(self, name: str, number: int, line: str, *, torn: bool = False, curves: bool = True) -> None:
+        """Read a line of a file, the metrics too unless not `curves`; a bad one goes to `problems`."""
         if not line.strip():
             return
         try:
-            self._remember(Record.from_line(line.removesuffix("\n")))
+            self._remember(Record.from_line(line.removesuffix("\n"), curves=curves))
         except Exception as error:
             # Whatever a strange line makes of the code that reads it: the others still count.
             if (name, number) in self._skipped:

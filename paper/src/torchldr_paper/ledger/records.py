@@ -29,6 +29,7 @@ from ..trainer.training import Outcome, outcome_json
 
 VERSION = 1
 _MARK = ',"checksum":"'
+_METRICS = '"metrics":{'  # lists of numbers by name: no brace but the one that ends them
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,15 @@ class Record:
         return f'{text[:-1]}{_MARK}{_checksum(text)}"}}'
 
     @classmethod
-    def from_line(cls, line: str) -> Self:
-        """The record of a line; raises an exception of any kind when it is not one."""
-        found = json.loads(line, parse_constant=_no_number)
+    def from_line(cls, line: str, *, curves: bool = True) -> Self:
+        """The record of a line; raises an exception of any kind when it is not one.
+
+        Args:
+            line: as `to_line` writes it.
+            curves: False leaves the metrics empty and unread: they are most of a line.
+        """
+        text = line if curves else _without_metrics(line)
+        found = json.loads(text, parse_constant=_no_number)
         if not isinstance(found, dict):
             raise TypeError("not an object")
         if "checksum" in found and found.get("version") == VERSION:
@@ -136,6 +143,11 @@ class Record:
         check_line(line, len(record.run.protocol.lrs) * record.run.protocol.trials)
         _ = record.source, record.fingerprint, record.best, record.mean
         return record
+
+
+def _without_metrics(line: str) -> str:
+    before, mark, after = line.partition(_METRICS)
+    return f"{before}{mark}}}{after.partition('}')[2]}" if mark else line
 
 
 def _checksum(text: str) -> str:

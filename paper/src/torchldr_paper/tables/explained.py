@@ -43,60 +43,60 @@ class Gap:
 GAPS: tuple[Gap, ...] = (
     Gap(
         "shl",
-        "The pair of operators is the one difference that we found: the authors' code has shifts "
-        "without corners, ours Z_1 and Z_-1 (`torchldr paper shl_open` trains theirs).",
-        "At rank 4 our pair is above the paper's value, so that the gap of rank 2 may be chance: one "
-        "cell in twenty lies two standard errors off.",
+        "The one difference we found is the pair of operators: shifts without corners in the authors' code "
+        "(`shl_open` trains these), Z_1 and Z_-1 in ours.",
+        "At rank 4 ours is above the paper's value, so the gap may be chance: one cell in twenty lies two "
+        "standard errors off.",
         structures=("toeplitz_like",),
         ranks=(2,),
     ),
     Gap(
         "cnn",
-        "Preprocessing, split, batches, schedule and starts were compared with the authors' published "
-        "code, which has no augmentation, weight decay or rate decay either: only the hidden layer's "
-        "bias starts otherwise, there at 0 and here within 1 / 32.",
+        "We compared preprocessing, split, batches, schedule and starts with the authors' code, which has no "
+        "augmentation, weight decay or rate decay either. Only the hidden layer's bias differs: it starts "
+        "at 0 there and within 1 / 32 here.",
         "The unstructured layer and low rank lie below as the others do, so the cause is not in the "
-        "structured layers; we do not know it.",
+        "structured layers. We do not know it.",
     ),
     Gap(
         "rank",
-        "LDR-SD of rank 16 is compared by the mean of trials at the best rate, as in the paper.",
-        "What is left is a tenth of a point.",
+        "As in the paper, LDR-SD of rank 16 is the mean of trials at the best rate.",
+        "A tenth of a point is left.",
     ),
     Gap(
         "lstm_authors",
-        "Corners and starts do not explain it (`lstm`, `lstm_starts`); smaller steps bring the class "
+        "Corners and starts do not explain it (`lstm`, `lstm_starts`). Smaller steps bring the class "
         "below the paper's perplexity at every size (`lstm_gain`, `lstm_even`).",
-        "The authors' code has one bias where ours has two, which `lstm_bias` tries; nothing else in it "
-        "says how their runs stayed stable at a rate of 20, where a step moves a sum over 128 shifts.",
+        "`lstm_bias` tries one bias, as in the authors' code. Nothing else in it says how their runs stayed "
+        "stable at a rate of 20, where a step moves a sum over 128 shifts.",
         structures=("toeplitz_like",),
     ),
     Gap(
         "lstm_authors",
-        "Five starts, seven gains and a decoder in float32 were tried (`lstm_dense`).",
-        "The best of them is 118.3, and none reaches 117.74 on average; the authors' code has one bias "
-        "where ours has two, which `lstm_bias` tries.",
+        "`lstm_dense` tries five starts, seven gains and a decoder in float32.",
+        "The best is 118.3, and none reaches 117.74 on average. `lstm_bias` tries one bias, as in the "
+        "authors' code.",
         structures=("dense",),
     ),
     Gap(
         "lstm_authors",
         "With a gain of 0.1 these cells are met (`lstm_gain`).",
-        "By the protocol two seeds of low rank differ by 3 percent at this size, which is the gap.",
+        "Without it, two seeds of low rank differ by 3 percent at this size, which is the gap.",
         structures=("ldr_sd", "low_rank"),
         ranks=(16, 17, 24, 25),
     ),
     Gap(
         "conv",
-        "Starts and biases were varied (`conv_starts`): torch's own start and the biases of the "
-        "authors' code are each worth less than a point.",
-        "A point or less is left, which is what runs from different seeds differ by.",
+        "`conv_starts` varies starts and biases: torch's own start and the authors' biases are each worth "
+        "less than a point.",
+        "A point or less is left, which is how much seeds differ.",
         structures=("dense",),
         models=("conv3", "conv4_pool"),
     ),
     Gap(
         "conv",
-        "The class without corners and with the L1 term is the authors'; their hidden layer of six "
-        "blocks and their start were tried for the wide matrix (`conv_trials`).",
+        "Without corners and with the L1 term, this is the authors' class. `conv_trials` tries their hidden "
+        "layer of six blocks and their start for the wide matrix.",
         "A point is left for the channels; the wide matrix is above the paper.",
         structures=("toeplitz_like",),
         models=("channels",),

@@ -24,6 +24,7 @@ from .cells import LOW_RANK_START, Cell, Table, paper_run
 BUDGETS = tuple(kilobytes << 10 for kilobytes in (16, 32, 64, 128, 256))
 OUTPUTS = 10
 METHODS = ("rhu", "low_rank", "pruning", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td")
+OTHERS = METHODS[:3]  # what structured layers are compared with
 RANKED = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
 LARGEST_RANK = {"ldr_td": 8}  # its training takes time in proportion to the rank
 NARROW = BUDGETS[1]  # up to here half the hidden units are tried too
@@ -61,7 +62,8 @@ def candidates(data: str, model: str, method: str, budget: int) -> Iterator[Run]
     # Rectangular LDR-TD has no fast training on a GPU, and fewer hidden units are a method of their own.
     wide = budget > NARROW or method in ("rhu", "ldr_td")
     for width in (None,) if wide else (None, size // 2):
-        yield from _largest(budget, *_sizes(run, method, size, width))
+        find = _largest_of_equal_steps if method in (*RANKED, "rhu") else _largest
+        yield from find(budget, *_sizes(run, method, size, width))
 
 
 def _sizes(
@@ -88,6 +90,14 @@ def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]
         low, high = (middle, high) if size_of(run(middle)) <= budget else (low, middle - 1)
     if low:
         yield run(low)
+
+
+def _largest_of_equal_steps(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:
+    """The same for sizes that each take as many bytes more as the one before."""
+    first = size_of(run(1))
+    fitting = 1 + (budget - first) // (size_of(run(2)) - first)
+    if fitting >= 1:
+        yield run(min(fitting, most))
 
 
 def size_of(run: Run) -> int:

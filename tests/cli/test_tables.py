@@ -38,3 +38,11 @@ def test_a_table_without_rows_is_its_headings():
     lines, left_out = table_lines([Column("name", ()), Column("runs", (), right=True)], 80)
     assert lines == ["name  runs", "----  ----"]
     assert not left_out
+
+
+def test_one_row_that_is_too_wide_is_a_list():
+    columns = [Column("file", ("x" * 70,)), Column("accuracy", ("98.5",), right=True), Column("note", ("",))]
+    lines, left_out = table_lines(columns, 60)
+    assert lines == ["file      " + "x" * 70, "accuracy  98.5", "note"]
+    assert not left_out
+    assert len(table_lines(columns, 120)[0]) == 3

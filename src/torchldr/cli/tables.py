@@ -1,4 +1,7 @@
-"""Tables that fit a width: prose wraps or moves below its row, then the last columns go; no cell is cut."""
+"""Tables that fit a width: prose wraps or moves below its row, then the last columns go; no cell is cut.
+
+A single row that is too wide is a list of all its columns.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,9 @@ def table_lines(columns: Sequence[Column], width: int) -> tuple[list[str], list[
         columns: the most important first; the first one always stays.
         width: how many characters a line may have.
     """
+    if len(columns[0].cells) == 1 and _total(column.width for column in columns) > width:
+        size = max(len(column.heading) for column in columns)
+        return [f"{column.heading:<{size}}{GAP}{column.cells[0]}".rstrip() for column in columns], []
     shown, below = [*columns], list[Column]()
     while _total(column.least for column in shown) > width and (prose := [c for c in shown[1:] if c.prose]):
         below.append(max(prose, key=lambda column: column.width))

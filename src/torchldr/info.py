@@ -80,7 +80,7 @@ def products(
 
 
 def describe_structures(out_features: int = 784, in_features: int = 784) -> list[dict[str, Any]]:
-    """The registry as a table, one row for each structured class; parameters are counted at rank 1.
+    """The registry as a table, one row for each structured class; parameters are counted at `first_rank`.
 
     >>> {row["name"]: row["parameters"] for row in describe_structures()}["ldr_sd"]
     3136
@@ -88,10 +88,11 @@ def describe_structures(out_features: int = 784, in_features: int = 784) -> list
     rows = []
     for cls in structures().values():
         options = cls.check_options({})
-        shapes = cls.check_shapes(out_features, in_features, 1 if cls.ranked else None, options)
+        rank = cls.first_rank if cls.ranked else None
+        shapes = cls.check_shapes(out_features, in_features, rank, options)
         count = sum(torch.Size(shape).numel() for shape in shapes.values())
         row = {"name": cls.name, "class": cls.__name__, "parameters": count, "ranked": cls.ranked}
-        row["first_rank"] = cls.first_rank if cls.ranked else None
+        row["first_rank"] = rank
         rows.append({**row, "options": options, "summary": (cls.__doc__ or "").strip().partition("\n")[0]})
     return rows
 

@@ -179,8 +179,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
 def structures_command(as_json: AsJson = False) -> None:
     """The structured classes and what they cost.
 
-    Parameters are those of a layer from 784 to 784 features, at rank 1. The rank is
-    one to begin with, for classes that have one.
+    Parameters are those of a layer from 784 to 784 features, at the rank shown: one
+    to begin with, for classes that have a rank.
     """
     from ..info import describe_structures
 

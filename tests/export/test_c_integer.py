@@ -93,7 +93,7 @@ def on_host(folder: Path) -> str:
 def on_aarch64(folder: Path) -> str:
     files = [folder / "net.c", folder / "main.c"]
     command("aarch64-linux-gnu-gcc", *WARNINGS, "-O2", "-static", *files, "-o", folder / "arm")
-    return command("qemu-aarch64-static", folder / "arm")
+    return command("qemu-aarch64", folder / "arm")
 
 
 def on_cortex(folder: Path, flags: list[str], board: str, script: str) -> str:
@@ -111,7 +111,7 @@ def on_cortex(folder: Path, flags: list[str], board: str, script: str) -> str:
 M0, M4 = ["-mcpu=cortex-m0", "-mthumb"], ["-mcpu=cortex-m4", "-mthumb"]
 MACHINES: dict[str, tuple[list[str], Callable[[Path], str]]] = {
     "host": (["gcc"], on_host),
-    "aarch64": (["aarch64-linux-gnu-gcc", "qemu-aarch64-static"], on_aarch64),
+    "aarch64": (["aarch64-linux-gnu-gcc", "qemu-aarch64"], on_aarch64),
     "cortex-m0": (
         ["arm-none-eabi-gcc", "qemu-system-arm"],
         lambda folder: on_cortex(folder, M0, "microbit", "microbit.ld"),

@@ -23,7 +23,7 @@ from .tail import best_ridge, centre_of, quantile, quantiles, residuals, windows
 from .weighted import FREE_UP_TO
 
 _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
-SWEEPS = 2
+SWEEPS = 6
 
 
 class Interval(NamedTuple):
@@ -53,8 +53,8 @@ class LinearForecaster(Parameters):
         gaps: "error" raises for NaN; "split" cuts the series there.
         holdout: share of the series at its end that chooses the ridge and gives intervals; the final fit has
             all of it. 0 leaves both out.
-        sweeps: with a `rank`, how often all entries are improved in turn, where the past is short enough for
-            it; None is 2, or 0 with `per_channel`.
+        sweeps: with a `rank`, how many steps improve all entries together, where `rank * past` is at most
+            1,500; None is 6, or 0 with `per_channel`.
 
     Attributes:
         ridge_: the ridge that was taken, a number, or one for each channel.

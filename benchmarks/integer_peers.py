@@ -23,13 +23,15 @@ from typing import Any
 import bakenn
 import numpy as np
 import torch
-from integer import MACHINE, MAIN, TRAINING, answers, on_m0, score, train
-from torch import nn
+from integer import MACHINE, MAIN, answers, on_m0, score
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from torchldr.export import to_c
 from torchldr_paper.data import load
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench" / "integer_peers.json"
+TRAINING, EPOCHS, RATE = 20_000, 2, 1e-3
 VENDOR = Path(bakenn.__file__).parent / "backend" / "cmsis_nn" / "vendor"
 POLICIES = {
     "BakeNN, portable": bakenn.KernelPolicy.PORTABLE,
@@ -62,6 +64,17 @@ def networks() -> dict[str, nn.Sequential]:
         "dense": nn.Sequential(nn.Linear(784, 784), nn.ReLU(), nn.Linear(784, 10)),
         "low rank 8": nn.Sequential(*thin, nn.ReLU(), nn.Linear(784, 10)),
     }
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(x)).split(100):
+            optimizer.zero_grad()
+            cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        schedule.step()
 
 
 def by_bakenn(
@@ -138,7 +151,7 @@ def main() -> None:
         for layer in model:
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
-        train(model, x, y, 2)
+        train(model, x, y)
         model.eval()
         trained = score(model, test, test_y)
         with tempfile.TemporaryDirectory() as folder:

@@ -100,8 +100,8 @@ def _microcontroller(text: str, keys: Mapping[str, str]) -> str:
 
 def _many(text: str, keys: Mapping[str, str]) -> str:
     facts = json.loads(text)
-    names = {"series": "series", "values": "values of each", "threads": "threads", "wall_seconds": "seconds",
-             "cpu_seconds": "of processor time", "megabytes": "MB above the start"}  # fmt: skip
+    names = {"series": "series", "values": "values of each", "threads": "threads",
+             "cpu_seconds": "seconds of processor time", "megabytes": "MB above the start"}  # fmt: skip
     return markdown([*names.values()], [[f"{facts[key]:,}" for key in names]])
 
 

@@ -93,7 +93,7 @@ def on_host(folder: Path) -> str:
 def on_aarch64(folder: Path) -> str:
     files = [folder / "net.c", folder / "main.c"]
     command("aarch64-linux-gnu-gcc", *WARNINGS, "-O2", "-static", *files, "-o", folder / "arm")
-    return command("qemu-aarch64-static", folder / "arm")
+    return command("qemu-aarch64", folder / "arm")
 
 
 def on_cortex(folder: Path, flags: list[str], board: str, script: str) -> str:
@@ -111,7 +111,7 @@ def on_cortex(folder: Path, flags: list[str], board: str, script: str) -> str:
 M0, M4 = ["-mcpu=cortex-m0", "-mthumb"], ["-mcpu=cortex-m4", "-mthumb"]
 MACHINES: dict[str, tuple[list[str], Callable[[Path], str]]] = {
     "host": (["gcc"], on_host),
-    "aarch64": (["aarch64-linux-gnu-gcc", "qemu-aarch64-static"], on_aarch64),
+    "aarch64": (["aarch64-linux-gnu-gcc", "qemu-aarch64"], on_aarch64),
     "cortex-m0": (
         ["arm-none-eabi-gcc", "qemu-system-arm"],
         lambda folder: on_cortex(folder, M0, "microbit", "microbit.ld"),
@@ -391,6 +391,45 @@ def test_models(name: str, tmp_path: Path):
     expected = torch.stack([torch.cat([t.flatten() for t in y]) for y in right])
     y = report.dequantize(report.reference(q[:20]))
     assert (y - expected).norm() <= 0.04 * expected.norm()
+
+
+ALONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    cls.name: (lambda cls=cls: drawn(12, 9, cls.name, 2 if cls.ranked else None), (1, 12)) for cls in CLASSES
+} | {
+    "clamp": (lambda: nn.Hardtanh(-0.5, 0.25), (1, 12)),
+    "relu": (nn.ReLU, (1, 12)),
+    "clamp of all": (lambda: nn.Hardtanh(-100, 100), (1, 12)),
+    "sigmoid": (nn.Sigmoid, (1, 12)),
+    "softmax": (lambda: nn.Softmax(-1), (1, 12)),
+    "a number added": (lambda: OwnForward(lambda self, x: x + 1.5), (1, 12)),
+    "halves added": (lambda: OwnForward(lambda self, x: x[:, :6] + x[:, 6:]), (1, 12)),
+    "mean": (lambda: OwnForward(lambda self, x: x.mean(-1, keepdim=True)), (1, 12)),
+    "minus the last": (lambda: OwnForward(lambda self, x: x - x[:, -1:]), (1, 12)),
+    "flatten": (nn.Flatten, (1, 3, 4)),
+    "convolution": (lambda: nn.Conv2d(1, 2, 2), (1, 1, 3, 4)),
+    "pooling": (lambda: nn.MaxPool2d(2), (1, 1, 4, 4)),
+    "lstm": (lambda: Sequence(StructuredLSTM(4, 4)), (3, 1, 4)),
+    "gru": (lambda: Sequence(StructuredGRU(4, 4)), (3, 1, 4)),
+}
+
+
+@needs_gcc
+@pytest.mark.parametrize("name", ALONE)
+def test_what_stands_alone_compiles_without_a_warning(name: str, tmp_path: Path):
+    """The C has what it uses and no more: nothing else of the model hides what is unused."""
+    torch.manual_seed(0)
+    make, shape = ALONE[name]
+    model, calibration = make().eval(), torch.randn(30, *shape)
+    report = to_c(
+        model, calibration[0], tmp_path / "c", arithmetic="integer", calibration=calibration, name="net"
+    )
+    folder = tmp_path / "c"
+    command("gcc", *WARNINGS, folder / "net.c", folder / "test.c", "-o", folder / "test")
+    assert command(folder / "test").startswith("0 of ")
+    with torch.no_grad():
+        right = torch.stack([model(x).flatten() for x in calibration])
+    y = report.dequantize(report.reference(report.quantize(calibration)))
+    assert (y - right).norm() <= 0.04 * right.norm()
 
 
 @needs_gcc

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchldr.forecast.bilinear import Bilinear
+from torchldr.forecast.bilinear import Bilinear, solved
 from torchldr.forecast.fitting import matrix_of
+from torchldr.forecast.forecaster import SWEEPS
 from torchldr.forecast.generators import displacement
 from torchldr.forecast.gram import dense_gram
 from torchldr.forecast.moments import CENTERS, moments
@@ -64,11 +65,24 @@ def test_steps_and_sweeps_lower_the_weighted_error(rank, center):
     assert sweeps[0] <= steps * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("past", "horizon"), [(48, 24), (21, 28)])
+def test_few_steps_go_further_than_many_alternating_ones(past, horizon):
+    of, left, right, _ = exact(past, horizon, "last")
+    problem = Bilinear(of, RIDGE, (left[0], right[0]))
+    _, start = best_of_rank(of, RIDGE, left, right, 2, 0)
+    alternating = start[0]
+    for _ in range(40):
+        normal, target = problem.right_system(problem.best_left(alternating))
+        alternating = solved(normal, target[:, None]).view(alternating.shape)
+    slow = problem.error(problem.rows.real_rows(problem.best_left(alternating).mT), alternating)
+    assert problem.error(*problem.swept(start[0], SWEEPS)) < slow
+
+
 def test_no_better_neighbour():
     """After many sweeps the error grows in every direction that was tried, to first order by nothing."""
     of, left, right, K = exact(20, 10, "last")
     W = matrix_of(left, right).to_dense()[0]
-    G, H = (part.clone().requires_grad_() for part in best_of_rank(of, RIDGE, left, right, 2, 200))
+    G, H = (part.clone().requires_grad_() for part in best_of_rank(of, RIDGE, left, right, 2, 40))
     E = matrix_of(G, H).to_dense()[0] - W
     loss = ((E @ K) * E).sum() / ((W @ K) * W).sum()
     gradients = torch.autograd.grad(loss, (G, H))

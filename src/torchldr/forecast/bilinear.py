@@ -16,6 +16,8 @@ from .moments import Moments
 from .roots import Roots
 
 Pair = tuple[Tensor, Tensor]
+DAMPING, TRIES = 1e-3, 6  # of a step: relative to the diagonal, at first; how often it is shortened
+_CHUNK = 1 << 20  # numbers in a part of the mixed derivatives
 
 
 class Bilinear:
@@ -39,7 +41,9 @@ class Bilinear:
 
     def error(self, left: Tensor, right: Tensor) -> float:
         """tr(E K E^T) for these factors."""
-        g = self.rows.analyse(left).conj()[:, : self.rows.half].mT
+        return self._error(self.rows.analyse(left).conj()[:, : self.rows.half].mT, right)
+
+    def _error(self, g: Tensor, right: Tensor) -> float:
         E = (g @ self.columns.analyse(right)) * self.cauchy - self.W
         return float((self.rows.weight * ((E @ self.K) * E.conj()).sum(-1).real).sum())
 
@@ -63,13 +67,45 @@ class Bilinear:
         return normal.view(k * n, k * n), target.flatten()
 
     def swept(self, right: Tensor, sweeps: int) -> Pair:
-        """Best left factors and best right factors in turn, from right factors."""
-        g = self.best_left(right)
+        """Steps down in the right factors, the left ones always the best for them.
+
+        Best left and best right factors in turn creep along narrow valleys: a step of the right ones alone
+        does not know that the left ones follow. These steps do (variable projection, Golub and Pereyra 1973,
+        damped as by Levenberg and Marquardt): a few go further than dozens in turn.
+        """
+        g, damping = self.best_left(right), DAMPING
+        least = self._error(g, right)
         for _ in range(sweeps):
             normal, target = self.right_system(g)
-            right = solved(normal, target[:, None]).view(right.shape)
-            g = self.best_left(right)
-        return self.rows.real_rows(g.mT), right
+            slope = target - normal @ right.flatten()
+            reduced, diagonal = normal - self._made_up(g, right), normal.diagonal().diag()
+            for _ in range(TRIES):
+                step = solved(reduced + damping * diagonal, slope[:, None]).view(right.shape)
+                g = self.best_left(right + step)
+                error = self._error(g, right + step)
+                if error < least:
+                    right, least, damping = right + step, error, damping / 5
+                    break
+                damping *= 8
+            else:
+                break
+        return self.rows.real_rows(self.best_left(right).mT), right
+
+    def _made_up(self, g: Tensor, right: Tensor) -> Tensor:
+        """What the left factors, as they follow, take off the normal matrix of the right ones: (k L, k L)."""
+        h, k, columns = self.columns.analyse(right), len(right), self.columns
+        found = torch.zeros(right.numel(), right.numel(), dtype=right.dtype)
+        size = max(1, _CHUNK // (k * right.numel()))
+        for rows, cauchy, weight in zip(
+            *(part.split(size) for part in (g, self.cauchy, self.rows.weight)), strict=True
+        ):
+            Y = h * cauchy[:, None]  # (i, k, L)
+            YK = Y @ self.K
+            both = YK[:, :, None] * (rows[:, :, None] * cauchy[:, None]).conj()[:, None]
+            mixed = columns.combine(both.conj()).conj().flatten(2)  # (i, k, k L)
+            by_left = solved(YK @ Y.mH, mixed) * weight[:, None, None]
+            found += (mixed.flatten(0, 1).mH @ by_left.flatten(0, 1)).real
+        return found
 
 
 def solved(normal: Tensor, target: Tensor) -> Tensor:

@@ -18,12 +18,15 @@ from .moments import Moments, moments
 from .parameters import WHO, Parameters
 from .rounding import rounded_generators
 from .series import as_list, as_tensor, batches, check_values
+from .solvers import DENSE_UP_TO
 from .storage import read, write
 from .tail import best_ridge, centre_of, quantile, quantiles, residuals, windows
 from .weighted import FREE_UP_TO
 
 _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
-SWEEPS = 2
+MOST_TOGETHER = 64  # channels of their own that are fitted as one batch
+_NUMBERS = 3 << 20  # of a batch of dense matrices: the allocator keeps 24 MB, and asks for more each time
+SWEEPS = 6
 
 
 class Interval(NamedTuple):
@@ -53,8 +56,8 @@ class LinearForecaster(Parameters):
         gaps: "error" raises for NaN; "split" cuts the series there.
         holdout: share of the series at its end that chooses the ridge and gives intervals; the final fit has
             all of it. 0 leaves both out.
-        sweeps: with a `rank`, how often all entries are improved in turn, where the past is short enough for
-            it; None is 2, or 0 with `per_channel`.
+        sweeps: with a `rank`, how many steps improve all entries together, where `rank * past` is at most
+            1,500; None is 6, or 0 with `per_channel`.
 
     Attributes:
         ridge_: the ridge that was taken, a number, or one for each channel.
@@ -163,7 +166,7 @@ class LinearForecaster(Parameters):
             )
         if bool(given[0].isnan().any()):
             raise ValueError(f"{WHO}.partial_fit: the series has no value (NaN) in places; fill them.")
-        parts = batches([given[0] - self._level_[:, None]], 1, self.per_channel, whole=True)
+        parts = self._batches([given[0] - self._level_[:, None]], True, least=1)
         more = [of.continued(part) for of, (part,) in zip(self._moments, parts, strict=True)]
         ridges = self._ridges.split([len(of.count) for of in more])
         found = [
@@ -317,8 +320,11 @@ class LinearForecaster(Parameters):
             return torch.zeros(len(given[0]), dtype=torch.float64)
         return torch.cat(list(given), -1).nanmean(-1)
 
-    def _batches(self, series: Sequence[Tensor], whole: bool) -> list[list[Tensor]]:
-        return batches(series, self.past + self.horizon, self.per_channel, whole)
+    def _batches(self, series: Sequence[Tensor], whole: bool, least: int | None = None) -> list[list[Tensor]]:
+        window, size = self.past + self.horizon, MOST_TOGETHER
+        if self.past <= DENSE_UP_TO:
+            size = min(size, max(1, _NUMBERS // window**2))
+        return batches(series, least or window, self.per_channel, whole, size)
 
     def _moments_of(self, parts: Sequence[Tensor]) -> Moments:
         first, *others = (moments(part, self.past, self.horizon, self.center) for part in parts)

@@ -75,7 +75,7 @@ def pieces(channel: Tensor, least: int) -> list[Tensor]:
 
 
 def batches(
-    series: Sequence[Tensor], least: int, per_channel: bool, whole: bool, size: int = 64
+    series: Sequence[Tensor], least: int, per_channel: bool, whole: bool, size: int
 ) -> list[list[Tensor]]:
     """Groups of channels that are fitted together: for each batch its pieces (groups, channels, time).
 

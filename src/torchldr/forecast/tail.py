@@ -62,7 +62,9 @@ def _dense_tail_error(head: Moments, w: Tensor) -> Callable[[Moments, Tensor, Te
     w = w - centre_of(w[..., :L], head.center)
 
     def error(_: Moments, __: Tensor, ridge: Tensor) -> Tensor:
-        factor, failed = torch.linalg.cholesky_ex(K + torch.diag_embed(ridge[:, None].expand(-1, L)))
+        shifted = K.clone()
+        shifted.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
+        factor, failed = torch.linalg.cholesky_ex(shifted)
         lost = w[..., L:] - w[..., :L] @ torch.cholesky_solve(P, factor)
         return torch.where(failed == 0, lost.square().mean((1, 2)), torch.inf)
 

@@ -13,7 +13,7 @@ beside its diagonal kappa. By partial fractions
     phi = sum over X, Y of  (r^p conj(x)) (mu * conj(r^q) y) - (conj(r^q) y) (mu' * r^p conj(x)),
 
 convolutions with mu_j = 1 / (1 - c_j / c_0)^2 and its reverse: no matrix of L x L. Where the past is short,
-sweeps with all entries of the right factors free follow.
+steps with all entries of the right factors free follow.
 """
 
 from __future__ import annotations

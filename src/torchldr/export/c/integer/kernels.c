@@ -8,7 +8,14 @@
 #define SEPARATE
 #endif
 
-//// rescaling: separate
+//// clamp
+static int32_t clamp(int32_t value, int32_t low, int32_t high)
+{
+    value = value < low ? low : value;
+    return value > high ? high : value;
+}
+
+//// rescaling: separate clamp
 /* Sums to few bits, by a multiplier and a shift with one rounding: one for all rows, or one a row. Multipliers
    without shifts are a table of 32, and the 8 lowest bits of a row's bias say which, and what shift is added. */
 typedef struct {
@@ -17,12 +24,6 @@ typedef struct {
     const int16_t *factors; /* of 16 bits, with one shift */
     int32_t multiplier, shift, zero, low, high;
 } rescaling;
-
-static int32_t clamp(int32_t value, int32_t low, int32_t high)
-{
-    value = value < low ? low : value;
-    return value > high ? high : value;
-}
 
 static SEPARATE int32_t rescale(const rescaling *f, int32_t row, int32_t sum)
 {
@@ -90,7 +91,7 @@ static void copy(const int8_t *x, int8_t *y, int32_t n)
         y[i] = x[i];
 }
 
-//// clip: rescaling
+//// clip: clamp
 static void clip(const int8_t *x, int8_t *y, int32_t n, int32_t low, int32_t high)
 {
     for (int32_t i = 0; i < n; i++)

@@ -43,13 +43,12 @@ from whitened_svd import Parts, decomposed, input_moments, linear_layers, low_ra
 import torchldr
 from torchldr.compress import Distillation
 from torchldr.timing import machine
-from torchldr_paper.compression.methods import Method, structure_for
-from torchldr_paper.compression.starts import projected_start
+from torchldr_paper.compression import STARTED, started_layer, structure_for
+from torchldr_paper.tables.compression import Method
 
 STEPS = {"minilm": 300, "smollm2": 100}
 RATE = 5e-4
 CALLED = ("low_rank", "block_circulant", "monarch", "kronecker", "blast")  # reach any share by `compress_`
-STARTED = ("toeplitz_like", "hankel_like", "cauchy_like", "vandermonde_like", "ldr_sd", "ldr_td")
 UNTRAINED = ("SVD", "whitened SVD")
 METHODS = ("compress_", *CALLED, *STARTED, *UNTRAINED, "pruning")
 
@@ -115,20 +114,11 @@ def compressed(task: Task, method: str, budget: float) -> nn.Module:
 
 def _started(task: Task, name: str, method: str, factor: int, layer: nn.Linear) -> nn.Module:
     """A structured layer that is the whitened low-rank approximation of this one."""
-    m, n = layer.weight.shape
-    structure = structure_for(Method(method, factor), m, n)
+    structure = structure_for(Method(method, factor), *layer.weight.shape)
     assert structure is not None
     rank = structure.rank or 1
     near = task.low_rank(name, rank if method in ("ldr_sd", "ldr_td") else rank // 2)
-    start = projected_start(Method(method, factor), near.cpu()[None])
-    given = {"structure": method, "rank": rank, "bias": layer.bias is not None, "device": task.device}
-    made = torchldr.StructuredLinear(n, m, **given)
-    for key, t in {**start.constants, **start.learned}.items():
-        own = getattr(made, key)
-        own.data.copy_(t.reshape(own.shape))
-    if made.bias is not None:
-        made.bias.copy_(layer.bias)
-    return made
+    return started_layer(layer, structure, near)
 
 
 def size(model: nn.Module, task: Task) -> tuple[int, int]:

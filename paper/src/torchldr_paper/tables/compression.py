@@ -1,33 +1,58 @@
-"""The results: a line of JSON for each method, and tables of them, as printed and in the documentation."""
+"""The results of the study of compression: a line of JSON for each method, and tables of them."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from torchldr.matrices import structures
+
 from ..ledger.ledger import append_line
 from ..ledger.records import device_name, versions
-from ..tables.markdown import markdown
-from .methods import FACTORS, FIXED, PRUNED, Method, methods
+from .markdown import markdown
 
 FILE = "compression.jsonl"
-WEIGHTS = "weights"  # the folder of the dense models
+FACTORS = (2, 5, 10, 20)
+PRUNED = "pruned"
+# Their size is given by that of the matrix: one row each, at the factor that it comes to.
+FIXED = ("circulant", "fastfood", "acdc")
+LATER = ("monarch", "kronecker", "blast")  # classes that came after these tables were run
 _NEEDED = ("table", "method", "factor", "parameters", "dense", "before", "after", "settings", "quick")
 
 Row = dict[str, Any]
 
 
-def settings_key(settings: Mapping[str, Any]) -> str:
-    """A name for settings: rows of others are not counted as done."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+class Method(NamedTuple):
+    """A class, or pruning, at a factor; None is the size that a class without a choice has."""
+
+    name: str
+    factor: int | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/{'fixed' if self.factor is None else self.factor}"
+
+
+def methods() -> list[Method]:
+    """All methods of the tables, by class; the dense model itself, trained further, is the first.
+
+    >>> [method.key for method in methods()][:3]
+    ['dense/1', 'low_rank/2', 'low_rank/5']
+    """
+    found = [Method("dense", 1)]
+    found += [Method(name, factor) for name in ("low_rank", PRUNED) for factor in FACTORS]
+    for name in structures():
+        if name in FIXED:
+            found.append(Method(name, None))
+        elif name not in ("dense", "low_rank", *LATER):
+            found += [Method(name, factor) for factor in FACTORS]
+    return found
 
 
 class Rows:
@@ -46,13 +71,12 @@ class Rows:
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     self.problems.append(f"{self.path}, line {number}: {error!r}")
 
-    def find(self, table: str, method: Method, settings: str) -> Row | None:
-        """The row of a method with these settings; the latest where there are several."""
-        for row in reversed(self.rows):
-            same = row["table"], row["method"], row["factor"], row["settings"]
-            if same == (table, method.name, method.factor, settings):
-                return row
-        return None
+    def has(self, table: str, method: Method, settings: str) -> bool:
+        """Whether there is a row of a method with these settings."""
+        wanted = table, *method, settings
+        return any(
+            wanted == (row["table"], row["method"], row["factor"], row["settings"]) for row in self.rows
+        )
 
     def of(self, table: str, *, quick: bool = False) -> list[Row]:
         """The rows of a table with the settings of its latest row, later ones for earlier ones."""
@@ -77,23 +101,11 @@ _NAMES = {"low_rank": "`low_rank` (truncated SVD)", PRUNED: "magnitude pruning"}
 BASELINES = ("dense", "low_rank", PRUNED)
 
 
-def better(row: Row, other: Row) -> bool:
-    """Whether a row is better than another after fine-tuning: more accurate, or less perplexed."""
-    if row["after"] is None or other["after"] is None:
-        return row["after"] is not None
-    gain = row["after"] - other["after"]
-    return bool(gain > 0 if row["metric"] == "accuracy" else gain < 0)
-
-
 def best(rows: Sequence[Row], factor: int, *, structured: bool = False) -> Row | None:
     """The best row at a factor after fine-tuning, of all or of those that are no baseline."""
-    found: Row | None = None
-    for row in rows:
-        if row["factor"] != factor or (structured and row["method"] in BASELINES):
-            continue
-        if row["after"] is not None and (found is None or better(row, found)):
-            found = row
-    return found
+    own = [row for row in rows if row["factor"] == factor and row["after"] is not None]
+    own = [row for row in own if not (structured and row["method"] in BASELINES)]
+    return max(own, key=lambda r: r["after"] if r["metric"] == "accuracy" else -r["after"], default=None)
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -103,54 +115,51 @@ def render(rows: Sequence[Row]) -> str:
     first = rows[0]
     unit = "%" if first["metric"] == "accuracy" else "perplexity"
     known = {(row["method"], row["factor"]): row for row in rows}
-    lines = [f"Dense: {_number(first, 'dense')} {unit}"]
+    lines = [f"Dense: {number(first, 'dense')} {unit}"]
     if ("dense", 1) in known:
         further = known["dense", 1]
         kept = further.get("stopped") == 0
-        gain = "no better, so validation kept it" if kept else _number(further, "after")
+        gain = "no better, so validation kept it" if kept else number(further, "after")
         how = "trained anew" if further.get("start") == "fresh" else "trained further"
         lines[0] += f"; {how} in the same way {gain}"
-    lines[0] += f". The weights that are compressed have {first['weights']:,}"
-    if "model_parameters" in first:
-        lines[0] += f" of the model's {first['model_parameters'] - first['parameters'] + first['weights']:,}"
-    lines[0] += " parameters."
+    whole = first["model_parameters"] - first["parameters"] + first["weights"]
+    lines[0] += (
+        f". The weights that are compressed have {first['weights']:,} of the model's {whole:,} parameters."
+    )
     factors = [factor for factor in FACTORS if any(row["factor"] == factor for row in rows)]
     body = []
     ranked = [name for name in dict.fromkeys(m.name for m in methods()) if name not in ("dense", *FIXED)]
     names = [name for name in ranked if any(row["method"] == name for row in rows)]
     tops = {factor: best(rows, factor) for factor in factors}
     for name in names:
-        own = {factor: known.get((name, factor)) for factor in factors}
-        body.append([title(name), *(_cell(row, top=row is tops[factor]) for factor, row in own.items())])
-    lines += ["", markdown(["class", *times(factors)], body).rstrip()]
+        own = [known.get((name, factor)) for factor in factors]
+        cells = [_cell(row, top=row is tops[factor]) for factor, row in zip(factors, own, strict=True)]
+        body.append([_title(name), *cells])
+    lines += ["", markdown(["class", *(f"{factor} times" for factor in factors)], body).rstrip()]
     fixed = [row for row in rows if row["method"] in FIXED]
     if fixed:
         parts = [
             f"`{row['method']}` at {row['weights'] // row['parameters']} times {_cell(row)}" for row in fixed
         ]
         lines += ["", "Classes of one size: " + ", ".join(parts) + "."]
-    absent = [title(name) for name in ranked if name not in names]
-    if absent:
+    if absent := [_title(name) for name in ranked if name not in names]:
         lines += ["", "Not run here: " + ", ".join(absent) + "."]
     return "\n".join(lines) + "\n"
 
 
-def title(method: str) -> str:
+def _title(method: str) -> str:
     return _NAMES.get(method, f"`{method}`")
-
-
-def times(factors: Sequence[int]) -> list[str]:
-    return [f"{factor} times" for factor in factors]
 
 
 def _cell(row: Row | None, *, top: bool = False) -> str:
     if row is None:
         return "-"
-    after = _number(row, "after")
-    return f"{f'**{after}**' if top else after} ({_number(row, 'before')})"
+    after = number(row, "after")
+    return f"{f'**{after}**' if top else after} ({number(row, 'before')})"
 
 
-def _number(row: Row, key: str) -> str:
+def number(row: Row, key: str) -> str:
+    """A score of a row as it is shown."""
     value = row[key]
     if value is None:
         return "diverged"

@@ -284,7 +284,7 @@ def texts(opened: Any, selector: str) -> list[str]:
     """What can be seen of all elements that a selector finds."""
     script = """
         const found = [...document.querySelectorAll(arguments[0])];
-        return found.filter((node) => node.offsetParent).map((node) => node.innerText.trim());
+        return found.filter((node) => node.checkVisibility()).map((node) => node.innerText.trim());
     """
     return list(opened.execute_script(script, selector))
 

@@ -49,8 +49,8 @@ lint: setup
 
 # Three processes of one thread each keep two cores busy while one of them waits for a program that it has started.
 test: $(LIBRARY) $(KERNELS)
-	@$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST)
+	@$(MAKE) --no-print-directory lint & lint=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST) || { wait $$lint; exit 1; }; wait $$lint
 
 # All combinations of which `make test` runs a share.
 test-all:

@@ -222,13 +222,14 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+SEVERAL = [(name, False) for name in ("ldr_sd", "ldr_td", "toeplitz_like", "fastfood", "cauchy_like")]
+SEVERAL += [("ldr_sd", True), pytest.param("fastfood", True, marks=pytest.mark.exhaustive)]
+
+
 @pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize("name", ["ldr_sd", "ldr_td", "toeplitz_like", "fastfood", "cauchy_like"])
+@pytest.mark.parametrize(("name", "compiled"), SEVERAL)
 def test_layers_of_several_matrices(kind, name, compiled):
     """Recurrent layers and channels by both products, against the layer with dense weights."""
-    if compiled and name not in ("ldr_sd", "fastfood"):
-        pytest.skip("eager alone: one class that learns operators is compiled, and one that does not")
     make, shape = OTHERS[kind]
     layer = make(structure=name, rank=2 if torchldr.get_structure(name).ranked else None, dtype=torch.float64)
     x, found = torch.randn(shape, dtype=torch.float64, requires_grad=True), []

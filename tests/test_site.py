@@ -128,6 +128,7 @@ def address(site: Path) -> Iterator[str]:
 def watched(browser: Any, size: dict[str, int], home: str, **options: Any) -> tuple[Any, list[str]]:
     """A page of the browser, and what it complains about: messages, errors, requests that leave the site."""
     page, wrong = browser.new_context(viewport=size, **options).new_page(), []
+    page.set_default_timeout(300_000)  # milliseconds: a busy machine fails nothing
     page.on("console", lambda message: wrong.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
 

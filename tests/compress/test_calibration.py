@@ -163,7 +163,7 @@ def test_the_clock_decides_nothing(monkeypatch):
             monkeypatch.setattr(time, "perf_counter", ticks)
         torch.manual_seed(5)
         model = network()
-        report = torchldr.compress_(model, 0.4, loader=loader)
+        report = torchldr.compress_(model, 0.4, loader=loader, structures=["low_rank", "ldr_sd"])
         found.append((state(model), report.distance, report.notes))
     assert found[0][1:] == found[1][1:]
     assert all(torch.equal(found[0][0][name], found[1][0][name]) for name in found[0][0])

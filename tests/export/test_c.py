@@ -643,7 +643,13 @@ def test_folders_and_weights(tmp_path: Path):
 
 
 @needs_emulator
-@pytest.mark.parametrize("chosen", [(), ("CPU=cortex-m4", "ARITHMETIC=float")], ids=["integer", "float"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param((), id="integer"),
+        pytest.param(("CPU=cortex-m4", "ARITHMETIC=float"), id="float", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_example_runs_in_the_emulator(chosen: tuple[str, ...], tmp_path: Path):
     build = tmp_path / "build"
     build.mkdir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -88,3 +90,15 @@ def test_files_that_hold_no_series(capsys, tmp_path):
         code, _, messages = run(capsys, tmp_path / "bad.csv")
         assert code == 2
         assert message in " ".join(messages.replace("│", " ").split())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_series_may_come_through_a_pipe(capsys, file, tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: pipe.write_text(file.read_text()), daemon=True)
+    writer.start()
+    code, _, messages = run(capsys, pipe, *SIZES, "--columns", "load")
+    assert code == 0, messages
+    code, _, messages = run(capsys, tmp_path / "none.csv", *SIZES)
+    assert code == 1
+    assert "there is no file" in messages

@@ -249,10 +249,13 @@ def test_batches_may_hold_anything() -> None:
 def test_batches_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 3 * 300 * 32 * 8)
     refit = fit(deep(3), Structure("low_rank", rank=4), batches())
+    first = batches()[:2]
     assert len(refit.data.seen) == 2  # with their rows' weights
+    assert all(torch.equal(seen.batch[""], batch) for seen, batch in zip(refit.data.seen, first, strict=True))
     monkeypatch.setattr(torchldr.compress.calibration, "_BYTES", 0)
     refit = fit(deep(3), Structure("low_rank", rank=4), batches())
     assert len(refit.data.seen) == 1
+    assert torch.equal(refit.data.seen[0].batch[""], first[0])
 
 
 def test_moments_have_all_digits_under_autocast() -> None:

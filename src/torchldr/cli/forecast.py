@@ -55,7 +55,7 @@ def forecast_command(
     Fits in closed form, measures the error on the last part of the file,
     then fits to all of it and predicts what comes next, with bounds.
     """
-    if not file.is_file():
+    if not file.exists():
         raise FileNotFoundError(f"there is no file {file}.")
     if center not in CENTERS:
         raise typer.BadParameter(

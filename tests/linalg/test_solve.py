@@ -304,6 +304,16 @@ def test_gradients_by_elimination_on_generators():
         assert (ours - dense).norm() <= 1e-13 * condition**2 * dense.norm()
 
 
+def test_compiled_it_runs_eagerly_with_one_graph_break():
+    M = torchldr.CauchyLike.random(24, 24, rank=2, dtype=torch.float64)
+    b = torch.randn(24, dtype=torch.float64, requires_grad=True)
+    program = lambda b: M.solve(2 * b).square().sum()
+    (wanted,) = torch.autograd.grad(program(b), b)
+    (found,) = torch.autograd.grad(torch.compile(program, backend="aot_eager")(b), b)
+    torch.testing.assert_close(found, wanted)
+    assert torch._dynamo.explain(program)(b).graph_break_count == 1
+
+
 def test_a_second_derivative_is_refused():
     """Also where torch asks for it allowing that there is none, as its `hessian` does: it gave zeros."""
     M = member("toeplitz_like", 6)

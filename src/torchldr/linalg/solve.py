@@ -31,6 +31,7 @@ class IllConditionedWarning(UserWarning):
 
 
 @rule("solve", LinearMap)
+@torch.compiler.disable  # type: ignore[untyped-decorator] # its steps depend on values
 def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
     """Solve M x = b for a square structured matrix.
 
@@ -48,7 +49,7 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     1e-10 (|M| |x| + |b|), usually a few rounding units of it. Cost: O(n log n) for circulant and similar
     matrices, and for each step on well-conditioned `Toeplitz` and `Hankel`; O(n^2 r) operations and O(n r)
     memory for Toeplitz-, Hankel-, Vandermonde- and Cauchy-like matrices. Others use GMRES or the dense
-    matrix.
+    matrix. Under `torch.compile` it runs eagerly, at the cost of one graph break.
 
     Warns:
         IllConditionedWarning: if the estimated condition number is above 1e8.

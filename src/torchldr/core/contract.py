@@ -173,9 +173,9 @@ class Contract(LinearMap):
     def pays_on_a_cpu(cls, use: Use) -> bool:
         """The comparison on a CPU, in multiply-adds of a dense product of float32.
 
-        The class's own multiply-adds are `c` times as slow, after the fixed overhead `late`. A frozen dense
-        matrix is read for every row, or for four. In training it is also computed, which costs as much as
-        `s` more rows.
+        The class's own multiply-adds are `c` times as slow, after the fixed overhead `late`, one for all
+        matrices of a stack. A frozen dense matrix is read for every row, or for four. In training it is also
+        computed, which costs as much as `s` more rows.
         """
         own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         if own is None:
@@ -185,7 +185,7 @@ class Contract(LinearMap):
         else:
             c, s, late = cls.cpu_training
             rows = use.cost * use.rows + s
-        return c * use.rows * own + late < use.m * use.n * rows
+        return c * use.rows * own + late / use.matrices < use.m * use.n * rows
 
     @classmethod
     def pays_on_a_gpu(cls, use: Use) -> bool:

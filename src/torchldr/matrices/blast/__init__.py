@@ -46,7 +46,7 @@ class Blast(StructuredMatrix, name="blast"):
 
     own_dtype = True
     scaled = ("G", "S", "H")
-    cpu_frozen = 10.0
+    cpu_frozen = 32.0
     cpu_training = 10.0, 128.0, 5e5
     gpu_frozen = 15.0, 2.5e9
     gpu_training = 20.0, 0.0

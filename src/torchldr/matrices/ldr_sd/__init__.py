@@ -48,8 +48,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
-    cpu_frozen = 1.4
-    cpu_training = 9.0, 100.0, 5e5
+    cpu_frozen = 2.8
+    cpu_training = 2.8, 32.0, 3e6
     gpu_frozen = 3.0, 1.5e9
     gpu_training = 6.0, 5e10
     projection_work = 12

@@ -52,7 +52,6 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()
     }
-    cpu_training = 0.35, 256.0, 5e5
     projection_work = 48
 
     @classmethod
@@ -143,8 +142,10 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     @classmethod
     def fast_pays(cls, use: Use) -> bool:
+        """Both products make the Krylov columns; the dense matrix is then a product of them."""
         if not use.gpu:
-            return cls.pays_on_a_cpu(use)
+            columns, entries = use.rank * min(use.m, use.n), use.m * use.n
+            return not use.frozen and columns * (use.m + use.n) * use.rows < entries * (use.rows + columns)
         made = use.rank * use.size**2  # the dense matrix takes n times as long, the columns n
         return not use.frozen and use.rank * use.rows < use.size and made > (8e7 if use.exact else 4e8)
 

@@ -43,8 +43,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     look = "#009E73", "^"
     at_once = ("_materialize",)
 
-    cpu_frozen = 4.0
-    cpu_training = 12.0, 45.0, 3e6
+    cpu_frozen = 5.7
+    cpu_training = 16.0, 32.0, 3e6
     gpu_frozen = 10.0, 1.5e9
     gpu_training = 20.0, 5e10
     projection_work = 1

@@ -38,7 +38,7 @@ class VandermondeLike(StructuredMatrix, name="vandermonde_like"):
     look = "#56B4E9", "<"
 
     stored: ClassVar[Mapping[str, Storage]] = {"nodes": FLOAT}
-    cpu_training = 6.0, 256.0, 5e5
+    cpu_training = 2.8, 256.0, 3e6
     projection_work = 1
 
     @classmethod

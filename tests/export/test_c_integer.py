@@ -229,8 +229,21 @@ def test_no_floating_point_and_the_sizes_that_are_told(written: Written):
 # Rescaling and dense layers, as the TFLite specification has them.
 
 
-def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch.Tensor:
-    """A fully connected layer by the specification, in whole numbers of Python."""
+class Row(NamedTuple):
+    """Of a fully connected layer, by the specification, in whole numbers of Python."""
+
+    weights: list[int]
+    bias: int
+    scale: float
+    fraction: int  # the multiplier, of 31 bits
+    exponent: int
+
+    @property
+    def multiplier(self) -> Fraction:
+        return Fraction(self.fraction, 2**31) * Fraction(2) ** self.exponent
+
+
+def rows_of(layer: nn.Linear, report: IntegerReport) -> list[Row]:
     (out, _), taken = report.outputs[0], report.input
     ratio, rows = out.scale / taken.scale, []
     for w, b in zip(layer.weight.detach(), layer.bias.detach(), strict=True):
@@ -238,16 +251,28 @@ def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch
         if layer.out_features >= FEW:  # a power of 2^(1/32), times the ratio
             scale = 2.0 ** -((math.floor(-32 * math.log2(scale / ratio) - 1) + 1) / 32) * ratio
         weights = [min(max(round(v / scale), -127), 127) for v in w.double().tolist()]
-        bias = round(float(b) / (taken.scale * scale))
         fraction, exponent = math.frexp(scale / ratio)
-        multiplier = Fraction(round(fraction * 2**31), 2**31) * Fraction(2) ** exponent
-        row = []
-        for x in q.tolist():
-            total = bias + sum(v * (a - taken.zero) for v, a in zip(weights, x, strict=True))
-            y = math.floor(total * multiplier + Fraction(1, 2)) + out.zero
-            row.append(min(max(y, -128), 127))
-        rows.append(row)
-    return torch.tensor(rows).mT
+        bias = round(float(b) / (taken.scale * scale))
+        rows.append(Row(weights, bias, scale, round(fraction * 2**31), exponent))
+    return rows
+
+
+def sums_of(q: torch.Tensor, rows: list[Row], report: IntegerReport) -> list[list[int]]:
+    """One list a row."""
+    zero = report.input.zero
+    return [
+        [row.bias + sum(v * (a - zero) for v, a in zip(row.weights, x, strict=True)) for x in q.tolist()]
+        for row in rows
+    ]
+
+
+def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch.Tensor:
+    """The layer by the specification."""
+    (out, _), rows, made = report.outputs[0], rows_of(layer, report), []
+    for row, sums in zip(rows, sums_of(q, rows, report), strict=True):
+        exact = [math.floor(total * row.multiplier + Fraction(1, 2)) + out.zero for total in sums]
+        made.append([min(max(y, -128), 127) for y in exact])
+    return torch.tensor(made).mT
 
 
 @pytest.mark.parametrize("units", [17, FEW])

@@ -310,6 +310,27 @@ def test_rows_without_few_multipliers_have_their_own(tmp_path: Path):
         assert (report.dequantize(report.reference(report.quantize(x))) - right).norm() <= 0.02 * right.norm()
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 1e-12, 1e-35])
+@pytest.mark.parametrize("units", [5, FEW, 0])
+def test_rows_of_next_to_nothing_keep_their_bias(units: int, factor: float, tmp_path: Path):
+    torch.manual_seed(0)
+    x = 255 * torch.rand(60, 3, 6, 6)  # as a camera gives them
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, units)) if units else nn.Conv2d(3, 5, 3)
+    layer = model[1] if units else model
+    with torch.no_grad():
+        layer.weight *= 0.01
+        layer.weight[2] *= factor
+        layer.bias[2] = -0.3
+        right = model(x).flatten(1)
+    report = to_c(model, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    found = report.dequantize(report.reference(report.quantize(x)))
+    assert (found - right).abs().max() <= 2.5 * report.outputs[0][0].scale
+    if shutil.which("gcc"):
+        files = [tmp_path / "c" / "model.c", tmp_path / "c" / "test.c"]
+        command("gcc", *WARNINGS, *files, "-o", tmp_path / "test")
+        assert command(tmp_path / "test").startswith("0 of ")
+
+
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])
 def test_rescaling_rounds_once(q: float):
     most = 10**5 if abs(q) > 0.1 else 2 * 10**9

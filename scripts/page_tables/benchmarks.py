@@ -147,9 +147,8 @@ def _integer_peers(results: Results) -> str:
     """The same networks by other exporters."""
     body = []
     for row in results["rows"]:
-        score = "-" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
-        sizes = [f"{row[key]:,}" for key in ("flash", "ram", "instructions")]
-        body.append([row["network"], row["by"], score, *sizes])
+        sizes = [_text(row[key]) for key in ("flash", "ram", "instructions")]
+        body.append([row["network"], row["by"], f"{row['accuracy']:.2f}", *sizes])
     return markdown(["network", "by", "accuracy, %", "flash", "RAM", "instructions"], body, left=2)
 
 

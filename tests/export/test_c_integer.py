@@ -229,8 +229,21 @@ def test_no_floating_point_and_the_sizes_that_are_told(written: Written):
 # Rescaling and dense layers, as the TFLite specification has them.
 
 
-def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch.Tensor:
-    """A fully connected layer by the specification, in whole numbers of Python."""
+class Row(NamedTuple):
+    """Of a fully connected layer, by the specification, in whole numbers of Python."""
+
+    weights: list[int]
+    bias: int
+    scale: float
+    fraction: int  # the multiplier, of 31 bits
+    exponent: int
+
+    @property
+    def multiplier(self) -> Fraction:
+        return Fraction(self.fraction, 2**31) * Fraction(2) ** self.exponent
+
+
+def rows_of(layer: nn.Linear, report: IntegerReport) -> list[Row]:
     (out, _), taken = report.outputs[0], report.input
     ratio, rows = out.scale / taken.scale, []
     for w, b in zip(layer.weight.detach(), layer.bias.detach(), strict=True):
@@ -238,16 +251,28 @@ def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch
         if layer.out_features >= FEW:  # a power of 2^(1/32), times the ratio
             scale = 2.0 ** -((math.floor(-32 * math.log2(scale / ratio) - 1) + 1) / 32) * ratio
         weights = [min(max(round(v / scale), -127), 127) for v in w.double().tolist()]
-        bias = round(float(b) / (taken.scale * scale))
         fraction, exponent = math.frexp(scale / ratio)
-        multiplier = Fraction(round(fraction * 2**31), 2**31) * Fraction(2) ** exponent
-        row = []
-        for x in q.tolist():
-            total = bias + sum(v * (a - taken.zero) for v, a in zip(weights, x, strict=True))
-            y = math.floor(total * multiplier + Fraction(1, 2)) + out.zero
-            row.append(min(max(y, -128), 127))
-        rows.append(row)
-    return torch.tensor(rows).mT
+        bias = round(float(b) / (taken.scale * scale))
+        rows.append(Row(weights, bias, scale, round(fraction * 2**31), exponent))
+    return rows
+
+
+def sums_of(q: torch.Tensor, rows: list[Row], report: IntegerReport) -> list[list[int]]:
+    """One list a row."""
+    zero = report.input.zero
+    return [
+        [row.bias + sum(v * (a - zero) for v, a in zip(row.weights, x, strict=True)) for x in q.tolist()]
+        for row in rows
+    ]
+
+
+def specified(q: torch.Tensor, layer: nn.Linear, report: IntegerReport) -> torch.Tensor:
+    """The layer by the specification."""
+    (out, _), rows, made = report.outputs[0], rows_of(layer, report), []
+    for row, sums in zip(rows, sums_of(q, rows, report), strict=True):
+        exact = [math.floor(total * row.multiplier + Fraction(1, 2)) + out.zero for total in sums]
+        made.append([min(max(y, -128), 127) for y in exact])
+    return torch.tensor(made).mT
 
 
 @pytest.mark.parametrize("units", [17, FEW])
@@ -283,6 +308,27 @@ def test_rows_without_few_multipliers_have_their_own(tmp_path: Path):
         assert "multiplier_table" not in (tmp_path / str(i) / "model.c").read_text()
         right = each(x)
         assert (report.dequantize(report.reference(report.quantize(x))) - right).norm() <= 0.02 * right.norm()
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 1e-12, 1e-35])
+@pytest.mark.parametrize("units", [5, FEW, 0])
+def test_rows_of_next_to_nothing_keep_their_bias(units: int, factor: float, tmp_path: Path):
+    torch.manual_seed(0)
+    x = 255 * torch.rand(60, 3, 6, 6)  # as a camera gives them
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, units)) if units else nn.Conv2d(3, 5, 3)
+    layer = model[1] if units else model
+    with torch.no_grad():
+        layer.weight *= 0.01
+        layer.weight[2] *= factor
+        layer.bias[2] = -0.3
+        right = model(x).flatten(1)
+    report = to_c(model, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    found = report.dequantize(report.reference(report.quantize(x)))
+    assert (found - right).abs().max() <= 2.5 * report.outputs[0][0].scale
+    if shutil.which("gcc"):
+        files = [tmp_path / "c" / "model.c", tmp_path / "c" / "test.c"]
+        command("gcc", *WARNINGS, *files, "-o", tmp_path / "test")
+        assert command(tmp_path / "test").startswith("0 of ")
 
 
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])

@@ -134,7 +134,9 @@ def _write_in_place(steps: list[Step]) -> None:
             continue
         x, y = step.reads[0], step.writes[0]
         read_later = any(value.buffer is x.buffer for later in steps[i + 1 :] for value in later.reads)
-        if x.buffer.place is not None or not x.whole or read_later:
+        # Of parts of x a step reads all numbers while it writes, but a single one before.
+        parts = any(v.buffer is x.buffer and not v.whole and v.size > 1 for v in step.reads[1:])
+        if x.buffer.place is not None or not x.whole or read_later or parts:
             continue
         old = x.buffer
         for value in (value for other in steps for value in (*other.reads, *other.writes)):

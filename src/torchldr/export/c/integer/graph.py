@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ....core import rules
 from ....core.matrix import StructuredMatrix
-from ....core.storage import INT8, rounded
 from ...check import ExportError
 from ..graph import CLAMPS, VIEWS, Tracer, bounds, image_of, two, window_of
 from ..nodes import layer_name, refused, shape_of
@@ -21,7 +20,7 @@ from ..steps import Buffer, Step, Value
 from .ranges import moved
 from .recurrent import write_recurrent
 from .rows import add_rows, mean, subtract, weighed
-from .scaling import Format, eight_bits, rescaling
+from .scaling import Format, eight_bits, rescaling, rounded_rows
 from .writer import IntegerSource, IntegerWriter, Target, chain
 
 MOST_ERROR = 0.1  # of a matrix in integers, in the Frobenius norm
@@ -243,8 +242,8 @@ def _conv2d(
     if isinstance(padding, str):
         same = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
         padding = same if padding == "same" else 0
-    padding, made, target = two(padding), rounded(weight, INT8), t.format_of(node)
-    integers, scale = made.integers.double(), made.scale.double().flatten()
+    padding, target = two(padding), t.format_of(node)
+    integers, scale = rounded_rows(weight, bias, x.format.scale)
     unit, added = x.format.scale * scale, None
     if bias is not None:
         added = (bias.double() / unit).round().long()
@@ -257,7 +256,7 @@ def _conv2d(
         raise refused(node, f"has no C in integers: {error}.") from error
     symbol = t.source.new_name("conv")
     t.source.use("conv2d")
-    data = t.source.constant(symbol, made.integers.numpy(), "int8")
+    data = t.source.constant(symbol, integers.long().numpy(), "int8")
     window = t.source.object(
         "window", f"{symbol}_window", window_of(shape, out, (kernel, stride, padding, dilation), groups)
     )

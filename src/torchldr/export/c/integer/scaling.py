@@ -13,7 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ....core.storage import INT8, rounded
+
 LARGEST = 2**31 - 1
+MOST_BIAS = 2.0**26  # in units of a sum
 STEPS = 32  # multipliers in an octave
 GRID = (2.0 ** (31 - torch.arange(1, STEPS + 1).double() / STEPS)).round().long()
 ROOM = 2.0**28  # of rescaled sums: the C multiplies them by up to 8 in 32 bits
@@ -45,6 +48,27 @@ def eight_bits(low: float, high: float) -> Format:
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255
     return Format(scale, max(-128, min(127, round(-128 - low / scale))))
+
+
+def rounded_rows(weight: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """A weight in int8 with a scale for each row along the first axis, both in float64.
+
+    Rows of zeros, whose scale is free, take the smallest of the others. Where a row is so small that its bias
+    (in units of `scale`, that of the input) would not fit into 32 bits, it takes a scale for which it does.
+    """
+    weight = weight.detach().cpu()
+    made = rounded(weight, INT8)
+    integers, scales = made.integers.double(), made.scale.double().flatten()
+    zero = integers.flatten(1).abs().amax(1) == 0
+    if bool(zero.any()) and not bool(zero.all()):
+        scales[zero] = scales[~zero].min()
+    if bias is not None:
+        least = bias.detach().cpu().double().abs() / (scale * MOST_BIAS)
+        if bool((small := scales < least).any()):
+            scales[small] = least[small]
+            shape = (-1, *[1] * (weight.ndim - 1))
+            integers[small] = (weight[small].double() / scales[small].reshape(shape)).round()
+    return integers, scales
 
 
 class Rescaling(NamedTuple):

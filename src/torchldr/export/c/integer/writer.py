@@ -33,7 +33,7 @@ from ....core.matrix import StructuredMatrix
 from ....core.storage import INT8, rounded
 from ..kernels import read_pieces
 from ..writer import Source, Writer
-from .scaling import GRID, Format, Rescaling, on_grid, rescaling
+from .scaling import GRID, Format, Rescaling, on_grid, rescaling, rounded_rows
 
 _TYPES = {
     "int8": "int8_t",
@@ -242,9 +242,9 @@ class IntegerWriter(Writer):
         The scales are no smaller than rows need, and such that few multipliers serve for all rows. Integers
         that the weight has already stay.
         """
-        made = rounded(weight.detach().cpu(), INT8)
-        integers, scales, grid = made.integers.double(), made.scale.double().flatten(), None
-        if len(weight) >= FEW and not bool(((made.value() - weight).abs() <= 1e-4 * made.scale).all()):
+        integers, scales = rounded_rows(weight, self.target.bias, self.scale)
+        off, grid = (integers * scales.unsqueeze(1) - weight.detach().cpu()).abs(), None
+        if len(weight) >= FEW and not bool((off <= 1e-4 * scales.unsqueeze(1)).all()):
             grid = on_grid(scales * (self.scale / self.target.format.scale), self.target.format)
         if grid is not None:
             wider = grid.multipliers / 2.0**grid.shifts * (self.target.format.scale / self.scale)

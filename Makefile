@@ -1,4 +1,4 @@
-# make setup | kernels | test | test-all | demo | docs | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
+# make setup | kernels | test | test-all | demo | docs | site | lint | wheel | clean: everything in .venv, from python 3.11 or newer and make alone.
 
 # The first interpreter that is new enough; name another one with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The site's generator announces its successor at every call.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup kernels test test-all demo docs lint wheel clean
+.PHONY: setup kernels test test-all demo docs site lint wheel clean
 
 setup: $(STAMP)
 
@@ -45,10 +45,10 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet || { echo "run: $(BIN)/ruff format" >&2; exit 1; }
 	$(BIN)/lint-imports
-	$(BIN)/mkdocs build --strict --quiet & site=$$!; $(BIN)/mypy || { kill $$site; exit 1; }; wait $$site
+	$(BIN)/mypy
 
 # Three processes of one thread each keep two cores busy while one of them waits for a program that it has started.
-test: $(LIBRARY) $(KERNELS)
+test: setup
 	@$(MAKE) --no-print-directory lint & lint=$$!; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST) || { wait $$lint; exit 1; }; wait $$lint
 
@@ -72,9 +72,13 @@ demo: setup
 wheel:
 	PYTHON='$(PYTHON)' scripts/check_wheels.sh
 
-# The site at http://127.0.0.1:8000, built anew when a page changes; `site/index.html` can be opened as a file.
+# The site at http://127.0.0.1:8000, built anew when a page changes.
 docs: setup
 	$(BIN)/mkdocs serve
+
+# The site as files: open `site/index.html`.
+site: setup
+	$(BIN)/mkdocs build --strict --quiet
 
 # What was made here, except for the virtual environment: remove .venv by hand to begin anew.
 clean:

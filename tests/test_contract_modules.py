@@ -1,8 +1,12 @@
 """What torch's own tests ask of every module, asked of every layer with every class.
 
-Forward, factory keywords, devices without memory, copies, formats of memory, first and second derivatives,
-also batched ones.
+Forward, factory keywords, devices without memory, copies, hooks, formats of memory, first and second
+derivatives.
 """
+
+import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -139,3 +143,109 @@ def test_the_default_device_does_not_matter(kind, name):
             y = layer.eval()(x)
     assert_same(found, wanted)
     assert_same(y, layer(x))
+
+
+@every_case
+def test_factory_arguments(kind, name):
+    for dtype in (torch.float32, torch.float64):
+        for device in ("cpu", "meta"):
+            with torch.device("meta" if device == "cpu" else "cpu"):  # which the argument overrules
+                layer = made(kind, name, dtype=dtype, device=device)
+            for t in [*layer.parameters(), *layer.buffers()]:
+                assert t.device.type == device
+                assert t.dtype == dtype or not t.is_floating_point()
+    assert {p.dtype for p in made(kind, name, dtype=None).parameters()} == {torch.get_default_dtype()}
+
+
+@every_case
+def test_copies(kind, name):
+    """pickle, torch.save, deepcopy and the state_dict give the same numbers, in memory of their own."""
+    layer, x, file = made(kind, name), given(kind), io.BytesIO()
+    torch.save({"layer": layer, "state": layer.state_dict()}, file)
+    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    other = made(kind, name)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(1)
+    other.load_state_dict(saved["state"], strict=True)
+    own = {p.data_ptr() for p in layer.parameters()}
+    for one in (other, saved["layer"], copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert repr(one) == repr(layer)
+        assert list(one.state_dict()) == list(layer.state_dict())
+        for a, b in zip(tensors(one(x)), tensors(layer(x)), strict=True):
+            assert torch.equal(a, b)
+        assert not own & {p.data_ptr() for p in one.parameters()}
+
+
+def spread(t: Tensor) -> Tensor:
+    """The same numbers, with others between them."""
+    return torch.stack((t, -t), -1)[..., 0]
+
+
+@every_case
+def test_not_contiguous(kind, name):
+    """Inputs, incoming gradients and parameters whose numbers have others between them."""
+    layer, x = made(kind, name), given(kind)
+
+    def results(x: Tensor, change) -> list[Tensor]:
+        outputs, inputs = tensors(layer(x.requires_grad_())), [x, *layer.parameters()]
+        incoming = [change(y.detach().cos()) for y in outputs]
+        return [*outputs, *torch.autograd.grad(outputs, inputs, incoming)]
+
+    wanted = results(x, lambda t: t)
+    apart = spread(x.detach())
+    assert_same(results(apart, spread), wanted)
+    for p in layer.parameters():
+        p.data = spread(p.data)
+    assert_same(results(apart, spread), wanted)
+
+
+@every_case
+def test_gradients_are_contiguous(kind, name):
+    """Each has memory of its own, so that `view(-1)` works and none keeps another alive."""
+    found = gradients(made(kind, name), given(kind).requires_grad_())
+    assert all(g.is_contiguous() for g in found)
+    assert len({g.untyped_storage().data_ptr() for g in found}) == len(found)
+
+
+@every_case
+def test_hooks(kind, name):
+    layer, x, seen = made(kind, name), given(kind).requires_grad_(), []
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, args: seen.append("before")),
+        layer.register_forward_hook(lambda layer, args, output: seen.append("after")),
+        layer.register_full_backward_pre_hook(lambda layer, grads: seen.append("back")),
+        layer.register_full_backward_hook(lambda layer, inward, outward: seen.append(inward[0].shape)),
+    ]
+    for called in (["before", "after", "back", x.shape], []):
+        gradients(layer, x)
+        assert seen == called
+        seen.clear()
+        for handle in handles:
+            handle.remove()
+
+
+# `testing.contract` holds the linear layer of every class to differences.
+@pytest.mark.parametrize("name", ["ldr_sd", "fastfood"])
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "linear"])
+def test_gradients_by_differences(kind, name):
+    """First and second derivatives, in the input and in all parameters."""
+    layer, x = made(kind, name), given(kind).requires_grad_()
+    product = lambda *_: tuple(tensors(layer(x)))
+    every = [x, *layer.parameters()]
+    assert torch.autograd.gradcheck(product, every, fast_mode=True)
+    assert torch.autograd.gradgradcheck(product, every, fast_mode=True)
+
+
+@pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case[0] in ("grid", "wide")])
+@pytest.mark.parametrize("whole", [False, True], ids=["input", "module"])
+def test_channels_last(kind, name, whole):
+    """An input's format is that of its gradient; a module may be converted as a whole."""
+    last = {"memory_format": torch.channels_last}
+    layer, x = made(kind, name), given(kind).requires_grad_()
+    wanted = [layer(x), *gradients(layer, x)]
+    layer = layer.to(**last) if whole else layer
+    x = x.detach().to(**last).requires_grad_()
+    found = [layer(x), *gradients(layer, x)]
+    assert_same(found, wanted)
+    assert all(t.is_contiguous(**last) for t in found[:2])

@@ -59,6 +59,12 @@ def build(folder: Path) -> list[str]:
             shutil.copy(source / file, folder / name)
         ignored = shutil.ignore_patterns("*.egg-info", "__pycache__", "*.so")
         shutil.copytree(source / "src", folder / name / "src", ignore=ignored)
+    # To compile the kernels again takes most of a minute: they are those of the checkout, as if just built.
+    kernels = "torchldr/kernels/cpu/_kernels.so"
+    if (ROOT / "src" / kernels).exists():
+        (folder / "library" / "setup.cfg").write_text("[build]\nbuild_lib = built\n")
+        (folder / "library" / "built" / kernels).parent.mkdir(parents=True)
+        shutil.copyfile(ROOT / "src" / kernels, folder / "library" / "built" / kernels)
     run(sys.executable, "-c", BUILD, *(folder / name for name in trees))
     return [str(*folder.glob(f"{name}-*.whl")) for name in ("torchldr", "torchldr_paper")]
 

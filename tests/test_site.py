@@ -23,48 +23,34 @@ from typing import Any
 
 import pytest
 
+from .processes import once
 from .test_docs import described
 
 pytest.importorskip("mkdocs", reason="the site needs the extra: pip install 'torchldr[docs]'")
 
 ROOT = Path(__file__).resolve().parents[1]
-SITE = ROOT / "site"
-INPUTS = ("docs", "src", "paper/src", "examples", "scripts", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md")
 PHONE, DESK = {"width": 390, "height": 800}, {"width": 1280, "height": 900}
 QUIET = "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update"
 
 
-def newest() -> float:
-    paths = [ROOT / name for name in INPUTS]
-    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
-    return max(file.stat().st_mtime for file in files if file.suffix in (".md", ".py", ".yml", ".css", ".js"))
+def build(folder: Path) -> str:
+    environment, site = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}, str(folder / "site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return site
 
 
 @pytest.fixture
-def site() -> Path:
-    """The built site; `make lint`, which runs before the tests, may have left it."""
-    index = SITE / "index.html"
-    if not index.exists() or index.stat().st_mtime < newest():
-        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-    return SITE
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(once(tmp_path_factory, "site", build))
 
 
 def pages(site: Path) -> list[Path]:
     return sorted(page for page in site.rglob("*.html") if page.name != "404.html")
 
 
-def test_the_site(site: Path):
-    """One test: two workers would build it twice."""
-    nothing_is_loaded_from_elsewhere(site)
-    every_page_says_what_it_is_for(site)
-    formulas_are_mathml(site)
-    every_public_name_has_its_place(site)
-
-
-def nothing_is_loaded_from_elsewhere(site: Path):
+def test_nothing_is_loaded_from_elsewhere(site: Path):
     loads = re.compile(r"<(script|img|iframe|source)[^>]* src=\W?(https?:|//)|<link[^>]*sheet[^>]*https?:")
     assert len(pages(site)) > 40
     for page in pages(site):
@@ -73,7 +59,7 @@ def nothing_is_loaded_from_elsewhere(site: Path):
         assert not re.search(r"url\([\"']?(https?:|//)", style.read_text()), style
 
 
-def every_page_says_what_it_is_for(site: Path):
+def test_every_page_says_what_it_is_for(site: Path):
     """Between a page's title and its first heading, table or picture stands a sentence."""
     for page in pages(site):
         body = re.search(r"<article.*?</h1>(.*?)(?:<h2|</article>)", page.read_text(), re.DOTALL)
@@ -83,13 +69,13 @@ def every_page_says_what_it_is_for(site: Path):
         assert first[1] == "p", f"{page.relative_to(site)} begins with <{first[1]}>"
 
 
-def formulas_are_mathml(site: Path):
+def test_formulas_are_mathml(site: Path):
     assert "<math" in (site / "classes" / "ldr_sd.html").read_text()
     for page in pages(site):
         assert "arithmatex" not in page.read_text(), f"{page}: a formula that was not converted"
 
 
-def every_public_name_has_its_place(site: Path):
+def test_every_public_name_has_its_place(site: Path):
     texts = [page.read_text() for page in (site / "api").glob("*.html")]
     anchors = {name for text in texts for name in re.findall(r' id="([^"]+)"', text)}
     last = {anchor.rpartition(".")[2] for anchor in anchors if anchor.startswith("torchldr")}

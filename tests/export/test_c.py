@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -33,10 +32,8 @@ RANKS = (1, 2, 3, 4)
 BOUND = 1e-4  # of |factors||x|
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc here")
-needs_emulator = pytest.mark.skipif(
-    shutil.which("arm-none-eabi-gcc") is None or shutil.which("qemu-system-arm") is None,
-    reason="no gcc-arm-none-eabi or qemu-system-arm here",
-)
+EMULATOR = all(map(shutil.which, ("arm-none-eabi-gcc", "qemu-system-arm")))
+needs_emulator = pytest.mark.skipif(not EMULATOR, reason="no gcc-arm-none-eabi or qemu-system-arm here")
 
 # Prints the bits of all outputs: no digit is lost on the way.
 HARNESS = """
@@ -187,33 +184,10 @@ def small_layers() -> list[StructuredLinear]:
     ]
 
 
-class Written(NamedTuple):
-    """Layers side by side as C: so many small ones in front, then the regimes; the input and the report."""
-
-    layers: list[StructuredLinear]
-    small: int
-    x: torch.Tensor
-    folder: Path
-    report: CReport
-
-
-@pytest.fixture(scope="module", params=["float32", "int8"])
-def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    torch.manual_seed(0)
-    small = small_layers()
-    layers = [*small, *regimes()]
-    model, x = SideBySide(layers), torch.randn(1, max(layer.in_features for layer in layers))
-    folder = tmp_path_factory.mktemp("c") / "net"
-    report = write_c(model, x, folder, request.param)
-    if request.param == "int8":
-        quantize_(model)
-    return Written(layers, len(small), x, folder, report)
-
-
-def check_layers(written: Written, run: Callable[[Path], str]) -> None:
-    y, start = answer(written.folder, run), 0
-    for layer in written.layers:
-        M, v = layer.matrix().to(torch.float64), written.x[0, : layer.in_features].double()
+def check_layers(layers: list[StructuredLinear], x: torch.Tensor, y: torch.Tensor) -> None:
+    start = 0
+    for layer in layers:
+        M, v = layer.matrix().to(torch.float64), x[0, : layer.in_features].double()
         bias = layer.bias.detach().double()
         found, start = y[start : start + layer.out_features].double(), start + layer.out_features
         allowed = BOUND * (M.magnitude() @ v.abs() + bias.abs())
@@ -221,19 +195,20 @@ def check_layers(written: Written, run: Callable[[Path], str]) -> None:
 
 
 @needs_gcc
-def test_every_class_on_the_host(written: Written):
-    check_layers(written, on_host)
-
-
-@needs_emulator
-def test_every_class_on_a_cortex_m4(written: Written):
-    check_layers(written, on_cortex_m4)
-
-
-def test_the_regimes_take_other_ways_than_small_layers(written: Written):
-    ways = [(row.kind.split()[0], row.form.split()[0]) for row in written.report.layers]
-    small, others = set(ways[: written.small]), set(ways[written.small :])
-    assert others - small >= {
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_every_class(weights: str, tmp_path: Path):
+    """On the host; those in int8 also on a Cortex-M4, where its emulator is installed."""
+    small, others = small_layers(), regimes()
+    layers = [*small, *others]
+    model, x = SideBySide(layers), torch.randn(1, max(layer.in_features for layer in layers))
+    report = write_c(model, x, tmp_path / "net", weights)
+    if weights == "int8":
+        quantize_(model)
+    check_layers(layers, x, answer(tmp_path / "net", on_host))
+    if weights == "int8" and EMULATOR:
+        check_layers(layers, x, answer(tmp_path / "net", on_cortex_m4))
+    ways = [(row.kind.split()[0], row.form.split()[0]) for row in report.layers]
+    assert set(ways[len(small) :]) - set(ways[: len(small)]) >= {
         ("ldr_sd", "transforms"),
         ("toeplitz_like", "transforms"),
         ("circulant", "transforms"),

@@ -77,35 +77,35 @@ def test_values_and_gradients(m, n, form):
 
 @every_form
 def test_more_derivatives(form):
-    inputs = [*problem(4, r=1), *problem(3, seed=1, r=1), torch.randn(2, 3, dtype=torch.float64)]
+    inputs = [*problem(3, r=1), *problem(2, seed=1, r=1), torch.randn(2, 2, dtype=torch.float64)]
     inputs = [t.requires_grad_() for t in inputs]
     assert torch.autograd.gradcheck(product, inputs, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(product, inputs)
 
 
 def growing(n: int, seed: int) -> tuple[Tensor, ...]:
-    """An operator near the shift whose powers reach 1e10 and more on the way, and lose float32's digits."""
+    """An operator near the shift whose powers reach 1e7 and more on the way, and lose float32's digits."""
     g = torch.Generator().manual_seed(seed)
     lower, diagonal, upper, V = (torch.randn(1, n, generator=g) for _ in range(4))
     return (1 + 0.05 * lower)[0], 0.1 * diagonal[0], 0.1 * upper[0], V
 
 
 @every_form
-@pytest.mark.parametrize("mapped", [False, True])
-def test_powers_that_grow_are_as_exact_as_others(form, mapped, monkeypatch):
+def test_powers_that_grow_are_as_exact_as_others(form, monkeypatch):
+    """Of all rows at once, and of each by a map."""
     monkeypatch.setattr(stream, "WIDTH", 256)
-    A, C = growing(2048, 0), growing(2048, 1)
-    x, direction = torch.randn(2, 2048), torch.randn(2, 2048)
+    A, C = growing(1536, 0), growing(1536, 1)
+    x, direction = torch.randn(2, 1536), torch.randn(2, 1536)
     inputs = [t.requires_grad_() for t in (*A, *C, x)]
     wide = [t.detach().double().requires_grad_() for t in inputs]
-    by_rows = torch.vmap(lambda x: product(*inputs[:8], x[None])[0])
-    got = by_rows(inputs[8]) if mapped else product(*inputs)
     want = product(*wide)
-    both = [got.detach(), *torch.autograd.grad(got, inputs, direction)]
     right = [want.detach(), *torch.autograd.grad(want, wide, direction.double())]
-    for a, b in zip(both, right, strict=True):
-        assert a.dtype == torch.float32
-        assert (a - b).abs().max() <= 1e-6 * b.abs().max()
+    by_rows = torch.vmap(lambda x: product(*inputs[:8], x[None])[0])
+    for got in (product(*inputs), by_rows(inputs[8])):
+        both = [got.detach(), *torch.autograd.grad(got, inputs, direction)]
+        for a, b in zip(both, right, strict=True):
+            assert a.dtype == torch.float32
+            assert (a - b).abs().max() <= 1e-6 * b.abs().max()
 
 
 @pytest.mark.parametrize(("n", "spread"), [(640, 1.5), (1000, 1.5), (1024, 1.2)])

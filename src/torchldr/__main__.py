@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
 def main() -> None:
     """Run the command line of `torchldr.cli`."""
+    gc.set_threshold(100_000)  # most of what a start makes stays: looking for garbage takes a tenth of it
     try:
         import rich  # noqa: F401 -- tables and help need it later
 

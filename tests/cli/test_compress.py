@@ -37,6 +37,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def flat(text: str) -> str:
+    """Without a box's borders and line ends."""
+    return " ".join(text.replace("│", " ").split())
+
+
 def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
@@ -47,6 +52,20 @@ def test_analyze_prints_a_table(run, file):
     assert "low_rank rank=2: 0.000" in out
     assert out.splitlines()[0].split() == ["weight", "shape", "1/2", "1/5", "1/10", "1/20"]
     assert "left alone: head.weight (has 4 features, fewer than min_features=32)" in out
+
+
+def test_reports_fit_80_columns_and_cut_no_name(run, tmp_path, monkeypatch):
+    path = tmp_path / "long.safetensors"
+    names = [f"transformer.encoder_layers.{i}.attention.query_projection.weight" for i in range(2)]
+    save_file({**{name: torch.randn(64, 64) for name in names}, "head": torch.randn(4, 64)}, path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for arguments in (("analyze",), ("compress", "--budget", "0.4", "-o", tmp_path / "small")):
+        code, out, _ = run(arguments[0], path, *arguments[1:], "--structures", "low_rank", "block_circulant")
+        lines = out.splitlines()
+        assert code == 0
+        assert max(map(len, lines)) <= 80
+        assert {*names} <= {*lines}
+        assert "no room for" not in out
 
 
 def test_analyze_as_json_with_a_picture_and_a_plan_that_compress_takes(run, file, tmp_path):
@@ -284,10 +303,19 @@ def test_bad_plans_are_one_line_and_nothing_is_written(run, file, tmp_path, text
 
 def test_a_budget_that_cannot_be_met(run, file, tmp_path):
     code, out, err = run("compress", file, "--budget", 10, "-o", tmp_path / "out", *LOW)
-    assert (code, out) == (1, "")
-    assert err.startswith("torchldr: compress_weights: a budget of 10 parameters is too small")
-    assert err.endswith("the smallest candidates have 280; for 10 % write 0.1.\n")
+    assert (code, out) == (2, "")
+    assert "Invalid value for --budget: compress_weights: a budget of 10 parameters is too small" in flat(err)
+    assert "the smallest candidates have 280; for 10 % write 0.1." in flat(err)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("budgets", [[2], [2, "10 B", 0.0001]])
+def test_analyze_tries_nothing_for_budgets_that_cannot_be_met(run, file, monkeypatch, budgets):
+    monkeypatch.setattr("torchldr.compress.analysis.weights.errors_of", None)
+    code, out, err = run("analyze", file, "--budget", *budgets)
+    assert (code, out) == (2, "")
+    assert "a budget of 2 parameters is too small" in flat(err)
+    assert "for 2 % write 0.02." in flat(err)
 
 
 USES = [

@@ -266,8 +266,9 @@ class Run:
     def _check(self, name: str, fits: bool, what: str) -> None:
         """Refuse a field that is given and does not fit the others; say what it is for."""
         value = getattr(self, name)
-        others = f"with model={self.model!r}, structure={self.structure!r}, keep={self.keep}"
-        check(value is None or fits, f"Run: {name} {what}", f"{value!r} {others}")
+        if value is not None and not fits:
+            others = f"with model={self.model!r}, structure={self.structure!r}, keep={self.keep}"
+            check(False, f"Run: {name} {what}", f"{value!r} {others}")
 
     @property
     def epochs(self) -> int:
@@ -311,9 +312,9 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         """All of it as JSON values. What is None is left out: a field added later changes no hash."""
-        config = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "protocol"}
+        config = {name: getattr(self, name) for name in self.__match_args__}
         config["options"] = dict(self.options) or None
-        protocol = {f.name: getattr(self.protocol, f.name) for f in fields(self.protocol)}
+        protocol = {name: getattr(self.protocol, name) for name in self.protocol.__match_args__}
         protocol["lrs"] = list(self.protocol.lrs)
         config["protocol"] = {k: v for k, v in protocol.items() if v is not None}
         return {k: v for k, v in config.items() if v is not None}
@@ -327,11 +328,11 @@ class Run:
             TypeError: for a value of another kind.
         """
         config = _mapping("a config", config)
-        known, protocol = {f.name for f in fields(cls)}, _mapping("protocol", config.get("protocol", {}))
+        protocol = _mapping("protocol", config.get("protocol", {}))
         # Each model is trained by one kind of protocol.
         kind = LanguageProtocol if config.get("model") in LanguageProtocol.models else Protocol
-        unknown = [k for k in config if k not in known]
-        unknown += [f"protocol.{k}" for k in protocol if k not in {f.name for f in fields(kind)}]
+        unknown = [k for k in config if k not in cls.__match_args__]
+        unknown += [f"protocol.{k}" for k in protocol if k not in kind.__match_args__]
         if unknown:
             raise ValueError(f"Run: unknown key {unknown[0]!r} in a config.")
         return cls(**{**config, "protocol": kind(**protocol)})

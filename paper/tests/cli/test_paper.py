@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import typing
 from concurrent.futures import Future
 from pathlib import Path
@@ -47,6 +49,24 @@ def test_list(tmp_path: Path) -> None:
     listed = rows("paper", "list", "--results", str(tmp_path))
     assert {"rectangles", "shl", "noise"} <= {row["name"] for row in listed}
     assert "rectangles" in call("paper", "list", "--results", str(tmp_path)).stdout
+
+
+def test_list_loads_nothing_that_trains_language_models(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "torchldr",
+        "paper",
+        "list",
+        "--results",
+        str(tmp_path),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
+    assert "torchldr_paper.cli.sweeps" in loaded
+    assert not loaded & {"torchldr_paper.language", "torchldr.compress"}
 
 
 def test_check_says_of_each_cell_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import AsJson, wrong_use
-from .printing import bar, say
+from .printing import bar, say, width
 
 if TYPE_CHECKING:
     from ..compress.budget import Budget
@@ -78,13 +78,13 @@ def analyze_command(
     if plot is not None:
         with wrong_use("--plot"):
             check_picture(plot)
-    with _interrupts(), bar() as report:
+    with _searching(), bar() as report:
         found = analyze(
             file, budget=budgets or BUDGETS, structures=structures, ranks=ranks, skip=skip or (),
             min_features=min_features, time_limit=time_limit, seed=seed, progress=report,
         )  # fmt: skip
         plan = found.plan() if save_plan is not None else {}
-    print(found.to_json() if as_json else found)
+    print(found.to_json() if as_json else found.text(width()))
     if plot is not None:
         found.plot(plot)
         say(f"picture: {plot}")
@@ -146,14 +146,14 @@ def compress_command(
         _spare(file, out, "--out")
         if dense is not None:
             raise typer.BadParameter("--dense goes with .safetensors files, not with the folder of a model.")
-        with _interrupts(), bar() as shown:
+        with _searching(), bar() as shown:
             report = _compress_model(file, out, spec, text, force, {**search, "progress": shown})
     else:
-        with _interrupts(), bar() as shown:
+        with _searching(), bar() as shown:
             weights, report = compress_weights(file, spec, progress=shown, **search)
             with dense_beside(weights, dense):
                 save_weights(weights, out, report, force=force)
-    print(report.to_json() if as_json else report)
+    print(report.to_json() if as_json else report.text(width()))
     say(f"written: {out}")
 
 
@@ -210,10 +210,14 @@ def _check_structures(names: list[str] | None) -> list[str] | None:
 
 
 @contextmanager
-def _interrupts() -> Iterator[None]:
-    """Say that nothing was written by what was interrupted."""
+def _searching() -> Iterator[None]:
+    """Say that nothing was written by what was interrupted; a budget that is too small is wrong use."""
+    from ..compress.budget import BudgetError
+
     try:
         yield
+    except BudgetError as error:
+        raise typer.BadParameter(str(error), param_hint="--budget") from error
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from None

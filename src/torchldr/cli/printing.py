@@ -12,7 +12,7 @@ from typing import Any
 
 from ..json_text import json_text
 from ..progress import Report, silent
-from .tables import Column, table_lines
+from ..tables import Column, table_lines
 
 
 def say(message: str) -> None:
@@ -95,6 +95,11 @@ def bar() -> Iterator[Report]:
         yield report
 
 
+def width() -> int:
+    """How many characters a line may have. A pipe has no width: leave the cutting to what reads it."""
+    return shutil.get_terminal_size((200, 24)).columns
+
+
 def show(
     result: Any,
     as_json: bool,
@@ -126,8 +131,7 @@ def show(
         cells = tuple(cell(name, value) or _cell(value) for value in values)
         heading = (headings or {}).get(name, name.replace("_", " "))
         shown.append(Column(heading, cells, name in right or all(map(_is_number, values))))
-    # A pipe has no width of its own: leave the cutting to what reads it.
-    lines, left_out = table_lines(shown, shutil.get_terminal_size((200, 24)).columns) if shown else ([], [])
+    lines, left_out = table_lines(shown, width()) if shown else ([], [])
     print(*([title] if title else []), *lines, sep="\n")
     if left_out:
         say(f"left out, the terminal is too narrow: {', '.join(left_out)}; --json has all")

@@ -17,7 +17,7 @@ from ..timing import minimum_seconds
 from .candidates import Weight
 from .layers import quiet_linear
 from .session import check_count
-from .structure import Structure
+from .structure import DENSE, Structure
 
 REPEATS, SECONDS = 10, 0.02  # to time each layer
 
@@ -68,6 +68,10 @@ class Latency:
         check_count("Latency", batch=self.batch)
 
 
+class BudgetError(ValueError):
+    """A budget that not even the smallest candidates meet."""
+
+
 Budget = float | int | Bytes | Latency
 Costs = Callable[[Weight, Sequence[Structure]], list[float]]
 
@@ -97,6 +101,23 @@ def allowance(budget: Budget, weights: Sequence[Weight]) -> tuple[float, str, Co
     whole = sum(weight.size for weight in weights)
     limit = int(budget * whole) if isinstance(budget, float) else budget
     return limit, "parameters", lambda weight, some: [s.parameters_of(weight.matrices) for s in some]
+
+
+def no_room(
+    who: str, budget: Budget, weights: Sequence[Weight], candidates: Sequence[Sequence[Structure]]
+) -> str | None:
+    """Why a budget of parameters or bytes is too small for any candidates of the weights, if it is."""
+    if isinstance(budget, Latency):
+        return None
+    limit, unit, costs = allowance(budget, weights)
+    least = sum(min(costs(w, [*some, DENSE])) for w, some in zip(weights, candidates, strict=True))
+    if limit >= least:
+        return None
+    share = f"; for {budget} % write {budget / 100:g}" if isinstance(budget, int) and budget < 100 else ""
+    return (
+        f"{who}: a budget of {round(limit)} {unit} is too small, the smallest candidates have "
+        f"{round(least)}{share}."
+    )
 
 
 class Stopwatch:

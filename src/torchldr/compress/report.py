@@ -14,6 +14,7 @@ import torch
 
 from ..json_text import json_text
 from ..matrices import Projection
+from ..tables import UNLIMITED, table_text, wrapped
 from .budget import Stopwatch
 from .candidates import Weight
 from .structure import DENSE, Structure
@@ -148,38 +149,29 @@ class CompressionReport:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        head = ("layer", "shape", "structure", "parameters", "multiply-adds", "residual")
-        lines = table_lines([head, *map(_row, self.layers)], texts=3)
-        lines.append(f"weights: {_change(self.parameters_before, self.parameters_after)} parameters")
+        return self.text()
+
+    def text(self, width: int = UNLIMITED) -> str:
+        """A table and what else there is to say, in lines of this width."""
+        head = ("layer", "shape", "structure", "parameters", "residual", "multiply-adds")
+        lines = table_text(head, [*map(_row, self.layers)], width, right=head[3:], breaks=head[2:])
+        said = [f"weights: {_change(self.parameters_before, self.parameters_after)} parameters"]
         if self.latency_before is not None and self.latency_after is not None:
             change = f"latency: {self.latency_before:.3g} -> {self.latency_after:.3g} ms"
             calls = f" for {self.vectors} vectors a call, measured here" if self.vectors else ""
-            lines.append(f"{change}{calls}")
+            said.append(f"{change}{calls}")
             if self.slower:
                 advice = "a Latency budget shares out time, and materialize_ gives speed for memory"
-                lines.append(f"slower than dense here: {', '.join(self.slower)}; {advice}")
+                said.append(f"slower than dense here: {', '.join(self.slower)}; {advice}")
         before, after = self.model_parameters_before, self.model_parameters_after
-        lines.append(f"model:   {_change(before, after)} parameters")
+        said.append(f"model: {_change(before, after)} parameters")
         reasons: dict[str, list[str]] = {}
         for name, why in self.left.items():
             reasons.setdefault(why, []).append(name)
-        lines += [f"left alone: {', '.join(names)} ({why})" for why, names in reasons.items()]
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n".join([*lines, self.summary.replace(". ", ".\n")])
-
-
-def table_lines(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
-    """Rows of cells as lines of a table, the first its head; columns after the first `texts` are numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return lines
+        said += [f"left alone: {', '.join(names)} ({why})" for why, names in reasons.items()]
+        said += [f"note: {note}" for note in self.notes]
+        said += self.summary.replace(". ", ".\n").split("\n")
+        return "\n".join([*lines, *(line for text in said for line in wrapped(text, width))])
 
 
 def words(structure: Structure) -> str:
@@ -252,8 +244,8 @@ def _row(layer: LayerReport) -> tuple[str, str, str, str, str, str]:
         many,
         words(Structure(layer.structure, layer.rank, **layer.options)),
         f"{layer.parameters_before:,} -> {layer.parameters_after:,}",
-        f"{layer.multiply_adds_before:,} -> {operations}",
         residual,
+        f"{layer.multiply_adds_before:,} -> {operations}",
     )
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .budget import Budget, Bytes, Costs, Latency, Stopwatch, allowance, check_budget
+from .budget import (
+    Budget,
+    BudgetError,
+    Bytes,
+    Costs,
+    Latency,
+    Stopwatch,
+    allowance,
+    check_budget,
+    no_room,
+)  # fmt: skip
 from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
 from .looks import CHOOSING, Errors, Task, errors_of, plain_looks, within
 from .session import Session
@@ -57,17 +67,12 @@ def check_spec(who: str, spec: object) -> None:
 
 def check_room(who: str, spec: Spec, weights: Sequence[Weight], names: Sequence[str]) -> None:
     """Raise for a budget of parameters or bytes that is too small for any candidates, before slow work."""
-    if isinstance(spec, Structure | Mapping | Latency) or not weights:
+    if isinstance(spec, Structure | Mapping) or not weights:
         return
-    limit, unit, costs = allowance(spec, weights)
     names = class_names(who, names)
-    least = sum(min(costs(weight, [*_candidates(names, weight), DENSE])) for weight in weights)
-    if limit < least:
-        share = f"; for {spec} % write {spec / 100:g}" if isinstance(spec, int) and spec < 100 else ""
-        raise ValueError(
-            f"{who}: a budget of {round(limit)} {unit} is too small, the smallest candidates have "
-            f"{round(least)}{share}."
-        )
+    why = no_room(who, spec, weights, [_candidates(names, weight) for weight in weights])
+    if why:
+        raise BudgetError(why)
 
 
 def _candidates(names: Sequence[str], weight: Weight) -> list[Structure]:

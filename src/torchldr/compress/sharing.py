@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from .budget import BudgetError
 from .candidates import Candidate, charged
 from .structure import Structure
 
@@ -51,12 +52,12 @@ def share_out(
     decrease of the total error per unit of cost, among those that still fit. `choices` are sorted by cost.
 
     Raises:
-        ValueError: where even the cheapest candidates do not fit.
+        BudgetError: where even the cheapest candidates do not fit.
     """
     taken = [row[0] for row in choices]
     rest = limit - sum(candidate.cost for candidate in taken)
     if rest < 0:
-        raise ValueError(
+        raise BudgetError(
             f"{who}: a budget of {_amount(limit, unit)} {unit} is too small, the smallest candidates have "
             f"{_amount(limit - rest, unit)}."
         )

@@ -17,7 +17,6 @@ import typer
 from torchldr.cli import Line, say, show
 from torchldr.matrices import get_structure
 
-from ..language.sweep import SideBySide, train_language
 from ..ledger.ledger import Ledger
 from ..models.images import build_model
 from ..protocol import Run
@@ -91,6 +90,8 @@ def library_of(sweep: Sweep) -> Library:
 def backend_of(sweep: Sweep, language: bool) -> Backend:
     """Where runs are trained; a cluster that cannot be used is told on stderr."""
     if sweep.ray is None and sweep.jobs == 1:
+        from ..language.sweep import SideBySide
+
         return SideBySide(sweep.max_seconds, say) if language else Backend()
     if sweep.ray is None:
         return Processes(sweep.jobs)
@@ -148,6 +149,8 @@ def exit_where_incomplete(report: Report | None) -> None:
 
 
 def _sweep(runs: Sequence[Run], ledger: Ledger, library: Library, chosen: Sweep, language: bool) -> Report:
+    from ..language.sweep import train_language
+
     todo = runs if chosen.force or chosen.save_weights else missing(runs, ledger, library)
     with Line() as line:
         progress = Progress(len(todo), line.say, line.show if line.terminal else None)

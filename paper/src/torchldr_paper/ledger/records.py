@@ -228,5 +228,6 @@ def _check_kinds(values: Mapping[str, Any], kinds: Kinds) -> None:
 def _check_depth(value: Any, left: int) -> None:
     if not left:
         raise ValueError(f"nested deeper than {_DEPTH}")
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_depth(part, left - 1)
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list):
+            _check_depth(part, left - 1)

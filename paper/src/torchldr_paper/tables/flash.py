@@ -8,6 +8,7 @@ and its mean test accuracy stands in the table, all with rounded weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -49,55 +50,68 @@ def flash_table() -> Table:
 
 def candidates(data: str, model: str, method: str, budget: int) -> Iterator[Run]:
     """The largest networks of a method that fit a budget, besides those of smaller budgets."""
-    size = hidden_input(model, SHAPES[data])
     batch, *epochs = _EPOCHS[data]
     lrs = tuple(rate * batch / 50 for rate in RATES)
     protocol = Protocol(epochs=epochs[model == "cnn"], batch=batch, lrs=lrs, trials=3)
     start = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
+    for fields in _largest_networks(SHAPES[data], model, method, budget):
+        yield paper_run(data, model, weights="int8", protocol=protocol, **start, **fields)
 
-    def run(structure: str, rank: int | None = None, **fields: Any) -> Run:
-        common = {"weights": "int8", "protocol": protocol, **start}
-        return paper_run(data, model, structure, rank, **common, **fields)
 
+@functools.cache
+def _largest_networks(
+    shape: tuple[int, int, int], model: str, method: str, budget: int
+) -> list[dict[str, Any]]:
+    """The fields of runs that say how large the networks are; the same for all images of a shape."""
+    size = hidden_input(model, shape)
     # Rectangular LDR-TD has no fast training on a GPU, and fewer hidden units are a method of their own.
     wide = budget > NARROW or method in ("rhu", "ldr_td")
+    find = _largest_of_equal_steps if method in (*RANKED, "rhu") else _largest
+    found = []
     for width in (None,) if wide else (None, size // 2):
-        find = _largest_of_equal_steps if method in (*RANKED, "rhu") else _largest
-        yield from find(budget, *_sizes(run, method, size, width))
+        fields, most = _sizes(method, size, width)
+
+        def bytes_of(number: int, fields: Callable[[int], dict[str, Any]] = fields) -> int:
+            return flash_bytes(Run("", model, **fields(number)), shape, OUTPUTS)
+
+        largest = find(budget, bytes_of, most)
+        found += [fields(largest)] if largest else []
+    return found
 
 
-def _sizes(
-    make: Callable[..., Run], method: str, size: int, width: int | None
-) -> tuple[Callable[[int], Run], int]:
-    """The networks of a method by a number that their weights grow with, and its largest value."""
+def _sizes(method: str, size: int, width: int | None) -> tuple[Callable[[int], dict[str, Any]], int]:
+    """The fields of networks by a number that their weights grow with, and its largest value."""
     rows = width or size
     if method in RANKED:
-        return (lambda rank: make(method, rank, hidden=width)), min(rows, LARGEST_RANK.get(method, rows))
+        most = min(rows, LARGEST_RANK.get(method, rows))
+        return (lambda rank: {"structure": method, "rank": rank, "hidden": width}), most
     if method == "rhu":
-        return (lambda units: make("dense", hidden=units)), size - 1
+        return (lambda units: {"structure": "dense", "hidden": units}), size - 1
     if method == "pruning":
-        return (lambda keep: make("dense", hidden=width, keep=keep)), size * rows - 1
+        return (lambda keep: {"structure": "dense", "hidden": width, "keep": keep}), size * rows - 1
     blocks = [b for b in range(size, 1, -1) if 210**20 % b == 0]  # products of 2, 3, 5 and 7
-    return (lambda i: make(method, hidden=width, options={"block_size": blocks[i - 1]})), len(blocks)
+
+    def of_block(i: int) -> dict[str, Any]:
+        return {"structure": method, "hidden": width, "options": {"block_size": blocks[i - 1]}}
+
+    return of_block, len(blocks)
 
 
-def _largest(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:
-    """The run of the largest size, from 1 to `most`, whose weights fit; none where even 1 does not."""
+def _largest(budget: int, bytes_of: Callable[[int], int], most: int) -> int:
+    """The largest size, from 1 to `most`, whose weights fit; 0 where even 1 does not."""
     # Not the bisection of `bisect`: blocks do not grow quite evenly, and other probes give other runs.
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if size_of(run(middle)) <= budget else (low, middle - 1)
-    if low:
-        yield run(low)
+        low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle - 1)
+    return low
 
 
-def _largest_of_equal_steps(budget: int, run: Callable[[int], Run], most: int) -> Iterator[Run]:
+def _largest_of_equal_steps(budget: int, bytes_of: Callable[[int], int], most: int) -> int:
     """The same for sizes that each take as many bytes more as the one before."""
-    first = size_of(run(1))
-    fitting = 1 + (budget - first) // (size_of(run(2)) - first)
-    if fitting >= 1:
-        yield run(min(fitting, most))
+    first = bytes_of(1)
+    fitting = 1 + (budget - first) // (bytes_of(2) - first)
+    return max(0, min(fitting, most))
 
 
 def size_of(run: Run) -> int:

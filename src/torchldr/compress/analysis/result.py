@@ -11,10 +11,11 @@ from typing import Any
 
 from ...json_text import json_text
 from ...pictures import Style, look, new_figure
+from ...tables import UNLIMITED, table_text, wrapped
 from ...version import __version__
 from ..budget import Budget, Bytes, Latency, budget_text, check_budget
 from ..candidates import Candidate
-from ..report import table_lines, words
+from ..report import words
 from ..sharing import share_residuals
 from ..structure import Structure, plan_to_dict, structure_to_dict
 
@@ -158,17 +159,21 @@ class Analysis:
         _draw(self.weights, Path(path))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = UNLIMITED) -> str:
+        """The tables, in lines of this width."""
         texts = [budget_text(budget) for budget in self.budgets]
-        head = ("weight", "shape", *texts)
         rows = []
         for weight in self.weights:
             shape = f"{weight.shape[0]} x {weight.shape[1]}"
             many = f"{weight.matrices} of {shape}" if weight.matrices > 1 else shape
             rows.append((weight.name, many, *(_cell(trial) for trial in weight.best)))
-        lines = table_lines([head, *rows], texts=len(head))
+        lines = table_text(("weight", "shape", *texts), rows, width, breaks=texts)
         head = ("budget", "each by itself", "shared out", "parameters")
-        lines += ["", *table_lines([head, *map(self._summary, range(len(texts)))], texts=1)]
-        lines += [f"left alone: {name} ({why})" for name, why in self.left.items()]
+        lines += ["", *table_text(head, [*map(self._summary, range(len(texts)))], width, right=head[1:])]
+        for name, why in self.left.items():
+            lines += wrapped(f"left alone: {name} ({why})", width)
         return "\n".join(lines)
 
     def _summary(self, b: int) -> tuple[str, str, str, str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...matrices import structures as known_structures
 from ...progress import Report, silent
-from ..budget import Budget, allowance, check_budget
+from ..budget import Budget, BudgetError, allowance, check_budget, no_room
 from ..calibration import calibrate
 from ..candidates import WORK, Candidate, Search, Weight, check_finite, class_names, exact, priced
 from ..checkpoint.files import Source, find_tensors, open_tensors
@@ -95,6 +95,10 @@ def analyze(
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
     check_finite("analyze", weights)
+    candidates = [[s for name in names for s in search.structures(name, weight)] for weight in weights]
+    reasons = [no_room("analyze", one, weights, candidates) for one in budgets]
+    if None not in reasons:
+        raise BudgetError(reasons[0])
     session = Session(seed, time_limit, progress or silent, partial=True)
     inputs: dict[str, Metric] = {}
     if loader is not None and isinstance(source, nn.Module):
@@ -169,7 +173,7 @@ class Share:
         sizes = [weight.size for weight in weights]
         try:
             taken = share_residuals(rows, sizes, self.costs, self.limit, self.unit, "analyze")
-        except ValueError as error:
+        except BudgetError as error:
             return Plan(self.budget, {}, 0, 0.0, self.unit, float("nan"), str(error))
         return Plan(
             self.budget,

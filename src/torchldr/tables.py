@@ -1,26 +1,29 @@
-"""Tables that fit a width: prose wraps or moves below its row, then the last columns go; no cell is cut.
+"""Tables that fit a width: prose moves below its row, long names above it, then the last columns go.
 
-A single row that is too wide is a list of all its columns.
+No cell is cut. A single row that is too wide is a list of all its columns.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+UNLIMITED = sys.maxsize
 PROSE = 20  # a column whose cells hold spaces and are longer than this may wrap, down to this
 GAP, INDENT = "  ", "    "
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, a cell for each row, and whether numbers stand to the right."""
+    """A heading, a cell for each row, whether numbers stand to the right, and whether any space may break."""
 
     heading: str
     cells: tuple[str, ...]
     right: bool = False
+    breaks: bool = False
 
     @property
     def width(self) -> int:
@@ -28,12 +31,14 @@ class Column:
 
     @property
     def wraps(self) -> bool:
-        return self.width > PROSE and any(" " in cell for cell in self.cells)
+        return self.breaks or (self.width > PROSE and any(" " in cell for cell in self.cells))
 
     @property
     def prose(self) -> bool:
         """Whether it may stand below its row: text, not names with a few longer ones among them."""
-        return self.wraps and 2 * sum(" " in cell for cell in self.cells) > len(self.cells)
+        return (
+            self.wraps and not self.breaks and 2 * sum(" " in cell for cell in self.cells) > len(self.cells)
+        )
 
     @property
     def least(self) -> int:
@@ -41,7 +46,7 @@ class Column:
         if not self.wraps:
             return self.width
         words = (len(word) for cell in self.cells for word in cell.split())
-        return max(PROSE, len(self.heading), *words)
+        return max(0 if self.breaks else PROSE, len(self.heading), *words)
 
 
 def table_lines(columns: Sequence[Column], width: int) -> tuple[list[str], list[str]]:
@@ -58,10 +63,32 @@ def table_lines(columns: Sequence[Column], width: int) -> tuple[list[str], list[
     while _total(column.least for column in shown) > width and (prose := [c for c in shown[1:] if c.prose]):
         below.append(max(prose, key=lambda column: column.width))
         shown.remove(below[-1])
+    above, room = None, width
+    if _total(column.least for column in shown) > width and len(shown) > 1 and 3 * shown[0].width > width:
+        above, room = shown.pop(0), width - len(INDENT)
     left_out = list[str]()
-    while _total(column.least for column in shown) > width and len(shown) > 1:
+    while _total(column.least for column in shown) > room and len(shown) > 1:
         left_out.insert(0, shown.pop().heading)
-    return list(_lines(shown, sorted(below, key=columns.index), width)), left_out
+    return list(_lines(above, shown, sorted(below, key=columns.index), room)), left_out
+
+
+def table_text(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    right: Sequence[str] = (),
+    breaks: Sequence[str] = (),
+) -> list[str]:
+    """The lines of a table of rows, the last of them what there was no room for."""
+    cells = zip(*rows, strict=True) if rows else [()] * len(heads)
+    columns = [Column(h, tuple(c), h in right, h in breaks) for h, c in zip(heads, cells, strict=True)]
+    lines, left_out = table_lines(columns, width)
+    return [*lines, *([f"no room for: {', '.join(left_out)}"] if left_out else [])]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A text as lines of this width at most, but for longer words; the first stands out."""
+    return textwrap.wrap(text, width, subsequent_indent=GAP, break_long_words=False, break_on_hyphens=False)
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -69,13 +96,20 @@ def _total(widths: Iterable[int]) -> int:
     return sum(found) + len(GAP) * (len(found) - 1)
 
 
-def _lines(shown: Sequence[Column], below: Sequence[Column], width: int) -> Iterator[str]:
-    widths = _widths(shown, width)
+def _lines(
+    above: Column | None, shown: Sequence[Column], below: Sequence[Column], width: int
+) -> Iterator[str]:
+    widths, indent = _widths(shown, width), INDENT if above else ""
     heads = [replace(column, cells=(column.heading,)) for column in shown]
-    yield from _row(heads, widths, 0)
-    yield GAP.join("-" * size for size in widths)
+    if above:
+        yield above.heading
+    for line in (*_row(heads, widths, 0), GAP.join("-" * size for size in widths)):
+        yield indent + line
     for i in range(len(shown[0].cells)):
-        yield from _row(shown, widths, i)
+        if above:
+            yield above.cells[i]
+        for line in _row(shown, widths, i):
+            yield indent + line
         for column in below:
             text = column.cells[i]
             yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT)

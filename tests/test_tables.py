@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchldr.cli.tables import Column, table_lines
+from torchldr.tables import Column, table_lines, table_text
 
 NAMES = Column("name", ("toeplitz_like", "a_name_that_is_longer_than_twenty"))
 SUMMARIES = Column("summary", ("A sum of Krylov matrices, one for each rank.", "Short, but with spaces too."))
@@ -46,3 +46,14 @@ def test_one_row_that_is_too_wide_is_a_list():
     assert lines == ["file      " + "x" * 70, "accuracy  98.5", "note"]
     assert not left_out
     assert len(table_lines(columns, 120)[0]) == 3
+
+
+def test_a_long_name_stands_above_its_row():
+    heads, name = ("name", "shape", "parameters"), "layer." * 9
+    rows = [(name, "4096 x 4096", "16,777,216 -> 131,072"), ("head", "8 x 8", "64 -> 16")]
+    lines = table_text(heads, rows, 60, right=heads[2:], breaks=heads[2:])
+    assert lines[3:5] == [name, "    4096 x 4096  16,777,216 -> 131,072"]
+    assert lines[5:] == ["head", "    8 x 8                     64 -> 16"]
+    lines = table_text(heads, rows, 35, right=heads[2:], breaks=heads[2:])
+    assert lines[3:6] == [name, "    4096 x 4096       16,777,216 ->", "                            131,072"]
+    assert table_text(heads, rows, 20, breaks=heads[2:])[-1] == "no room for: parameters"

@@ -44,7 +44,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     at_once = ("_materialize",)
 
     cpu_frozen = 5.7
-    cpu_training = 16.0, 32.0, 3e6
+    cpu_training = 16.0, 128.0, 1e7
     gpu_frozen = 10.0, 1.5e9
     gpu_training = 20.0, 5e10
     projection_work = 1

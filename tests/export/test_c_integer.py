@@ -502,6 +502,20 @@ def test_the_files(tmp_path: Path):
     assert '"input_size": 30' in report.to_json()
 
 
+@needs_gcc
+def test_scales_that_are_whole_numbers(tmp_path: Path):
+    x = torch.arange(256.0).reshape(-1, 1)  # a byte, as a sensor gives it
+    to_c(nn.ReLU(), x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    (tmp_path / "main.c").write_text(
+        '#include <stdio.h>\n#include "model.h"\nint main(void)\n{\n    for (int i = 0; i < 256; i++) {\n'
+        "        int8_t q = MODEL_QUANTIZE(i), y;\n        model_run(&q, &y);\n"
+        '        printf("%g ", (double)MODEL_DEQUANTIZE(y));\n    }\n    return 0;\n}\n'
+    )
+    folder = tmp_path / "c"
+    command("gcc", *STRICT, f"-I{folder}", folder / "model.c", tmp_path / "main.c", "-o", tmp_path / "run")
+    assert command(tmp_path / "run").split() == [str(i) for i in range(256)]
+
+
 def test_inputs_saturate_and_nan_is_an_error(tmp_path: Path):
     report = to_c(
         nn.Linear(3, 2),

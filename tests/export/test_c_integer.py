@@ -439,6 +439,25 @@ def test_models(name: str, tmp_path: Path):
     assert (y - expected).norm() <= 0.04 * expected.norm()
 
 
+@needs_gcc
+@pytest.mark.parametrize("cls", [StructuredLSTM, StructuredGRU])
+def test_gates_whose_parts_are_large_and_cancel(cls: type[nn.Module], tmp_path: Path):
+    torch.manual_seed(0)
+    model, x = Sequence(cls(3, 4, batch_first=True)), torch.randn(60, 1, 5, 3)
+    with torch.no_grad():
+        model.layer.bias_ih_l0 += 40
+        model.layer.bias_hh_l0 -= 40
+    report = to_c(model, x[0], tmp_path / "c", arithmetic="integer", calibration=x, name="net")
+    q = torch.cat((report.quantize(x), inputs(report.input_size)[:10]))
+    rows = ", ".join("{" + ", ".join(map(str, row)) + "}" for row in q.tolist())
+    (tmp_path / "c" / "main.c").write_text(READER % rows)
+    found = torch.tensor([int(v) for v in on_host(tmp_path / "c").split()]).reshape(len(q), -1)
+    assert torch.equal(found, report.reference(q).long())
+    with torch.no_grad():
+        right = torch.stack([model(v).flatten() for v in x])
+    assert (report.dequantize(found[:60]) - right).norm() <= 0.1 * right.norm()
+
+
 ALONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     cls.name: (lambda cls=cls: drawn(12, 9, cls.name, 2 if cls.ranked else None), (1, 12)) for cls in CLASSES
 } | {
@@ -572,6 +591,10 @@ def dead() -> nn.Module:
     return model
 
 
+class ManyExponentials(nn.Softmax):
+    in_features = 70_000
+
+
 @pytest.mark.parametrize(
     ("model", "calibration", "options", "error", "says"),
     [
@@ -591,6 +614,7 @@ def dead() -> nn.Module:
         (wild(), torch.randn(9, 60), {}, ExportError, "has no C in integers: powers of an operator grow"),
         (Sequence(StructuredGRU(4, 4, proj_size=0)), torch.zeros(9, 3, 1, 4), {}, ExportError, "never moves"),
         (StructuredLSTM(4, 4), torch.randn(9, 3, 1, 4), {}, ExportError, "gives its cell state"),
+        (ManyExponentials(-1), torch.randn(2, 70_000), {}, ExportError, "more than 65,536 exponentials"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_clear_error(model, calibration, options, error, says, tmp_path: Path):

@@ -380,6 +380,11 @@ def test_the_drift_of_the_recurrence_is_bounded(regime: str, tridiagonal: bool):
     assert error[..., 1:].max() > 0 or regime in ("ones", "signs")
 
 
+def test_columns_of_zeros_are_zeros():
+    made = fixed_columns([torch.ones(5).double()], torch.zeros(2, 5).double(), 5, math.inf)
+    assert not made.columns.any()
+
+
 # Models.
 
 

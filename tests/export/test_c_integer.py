@@ -331,6 +331,20 @@ def test_rows_of_next_to_nothing_keep_their_bias(units: int, factor: float, tmp_
         assert command(tmp_path / "test").startswith("0 of ")
 
 
+@pytest.mark.parametrize("which", [slice(None), 0])
+def test_blocks_of_zeros_keep_their_bias(which: object, tmp_path: Path):
+    torch.manual_seed(0)
+    layer, x = StructuredLinear(24, 12, structure="block_circulant", block_size=6), 255 * torch.rand(60, 24)
+    with torch.no_grad():
+        layer.column *= 0.01
+        layer.column[which] = 0
+        layer.bias.copy_(torch.linspace(-1, 1, 12))
+        right = layer(x)
+    report = to_c(layer, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    found = report.dequantize(report.reference(report.quantize(x)))
+    assert (found - right).abs().max() <= 2.5 * report.outputs[0][0].scale
+
+
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])
 def test_rescaling_rounds_once(q: float):
     most = 10**5 if abs(q) > 0.1 else 2 * 10**9

@@ -610,6 +610,13 @@ def dead() -> nn.Module:
     return model
 
 
+def still(scale: float) -> nn.Module:
+    model = Sequence(StructuredGRU(4, 4, bias=False))
+    with torch.no_grad():
+        model.layer.weight_ih_l0.G *= scale
+    return model
+
+
 class ManyExponentials(nn.Softmax):
     in_features = 70_000
 
@@ -633,6 +640,8 @@ class ManyExponentials(nn.Softmax):
         (wild(), torch.randn(9, 60), {}, ExportError, "has no C in integers: powers of an operator grow"),
         (Sequence(StructuredGRU(4, 4, proj_size=0)), torch.zeros(9, 3, 1, 4), {}, ExportError, "never moves"),
         (StructuredLSTM(4, 4), torch.randn(9, 3, 1, 4), {}, ExportError, "gives its cell state"),
+        (still(0.0), torch.randn(9, 3, 1, 4), {}, ExportError, "never moves the states of layer"),
+        (still(1e-9), torch.randn(9, 3, 1, 4), {}, ExportError, "its states are below"),
         (ManyExponentials(-1), torch.randn(2, 70_000), {}, ExportError, "more than 65,536 exponentials"),
     ],
 )  # fmt: skip

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from ....core import rules
 from ....nn import MatrixStack
+from ...check import ExportError
+from .ranges import moved
 from .scaling import Format, eight_bits, rescaling
 from .writer import IntegerSource, Target, chain
 
 POINT = 12  # bits behind the point of the table's numbers
+LEAST = 2.0**-15  # of 16 bits for 1: what states must reach
 MARGIN = 1.5  # cells may be so many times those of the calibration
 LOGISTIC = (32767 * torch.sigmoid(torch.arange(-128, 129).double() / 16)).round().long()
 
@@ -124,7 +127,10 @@ def write_recurrent(
         largest = max(largest, *(size for _, size, _ in found))
         gate = max(gate, *(size for _, _, size in found))
     every = torch.cat([y.flatten() for y in sequences[1:]])
-    out = eight_bits(every.min().item() * 1.05, every.max().item() * 1.05)
+    low, high = moved(f"the states of {name}", every.min().item(), every.max().item())
+    if max(-low, high) < LEAST:
+        raise ExportError(f"to_c: {name} has no C in integers: its states are below {LEAST:.2g}.")
+    out = eight_bits(low * 1.05, high * 1.05)
     cell = 15 - math.ceil(math.log2(MARGIN * largest))
     wide = math.ceil(math.log2(min(gate, 2048.0) / 8))
     of_gates = Format(2.0 ** (wide - POINT), 0, -32768, 32767)

@@ -331,6 +331,20 @@ def test_rows_of_next_to_nothing_keep_their_bias(units: int, factor: float, tmp_
         assert command(tmp_path / "test").startswith("0 of ")
 
 
+@pytest.mark.parametrize("which", [slice(None), 0])
+def test_blocks_of_zeros_keep_their_bias(which: object, tmp_path: Path):
+    torch.manual_seed(0)
+    layer, x = StructuredLinear(24, 12, structure="block_circulant", block_size=6), 255 * torch.rand(60, 24)
+    with torch.no_grad():
+        layer.column *= 0.01
+        layer.column[which] = 0
+        layer.bias.copy_(torch.linspace(-1, 1, 12))
+        right = layer(x)
+    report = to_c(layer, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    found = report.dequantize(report.reference(report.quantize(x)))
+    assert (found - right).abs().max() <= 2.5 * report.outputs[0][0].scale
+
+
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])
 def test_rescaling_rounds_once(q: float):
     most = 10**5 if abs(q) > 0.1 else 2 * 10**9
@@ -378,6 +392,11 @@ def test_the_drift_of_the_recurrence_is_bounded(regime: str, tridiagonal: bool):
     assert (error <= made.bound + 1e-6).all()
     assert made.columns.abs().max() <= 32767
     assert error[..., 1:].max() > 0 or regime in ("ones", "signs")
+
+
+def test_columns_of_zeros_are_zeros():
+    made = fixed_columns([torch.ones(5).double()], torch.zeros(2, 5).double(), 5, math.inf)
+    assert not made.columns.any()
 
 
 # Models.
@@ -437,6 +456,25 @@ def test_models(name: str, tmp_path: Path):
     expected = torch.stack([torch.cat([t.flatten() for t in y]) for y in right])
     y = report.dequantize(report.reference(q[:20]))
     assert (y - expected).norm() <= 0.04 * expected.norm()
+
+
+@needs_gcc
+@pytest.mark.parametrize("cls", [StructuredLSTM, StructuredGRU])
+def test_gates_whose_parts_are_large_and_cancel(cls: type[nn.Module], tmp_path: Path):
+    torch.manual_seed(0)
+    model, x = Sequence(cls(3, 4, batch_first=True)), torch.randn(60, 1, 5, 3)
+    with torch.no_grad():
+        model.layer.bias_ih_l0 += 40
+        model.layer.bias_hh_l0 -= 40
+    report = to_c(model, x[0], tmp_path / "c", arithmetic="integer", calibration=x, name="net")
+    q = torch.cat((report.quantize(x), inputs(report.input_size)[:10]))
+    rows = ", ".join("{" + ", ".join(map(str, row)) + "}" for row in q.tolist())
+    (tmp_path / "c" / "main.c").write_text(READER % rows)
+    found = torch.tensor([int(v) for v in on_host(tmp_path / "c").split()]).reshape(len(q), -1)
+    assert torch.equal(found, report.reference(q).long())
+    with torch.no_grad():
+        right = torch.stack([model(v).flatten() for v in x])
+    assert (report.dequantize(found[:60]) - right).norm() <= 0.1 * right.norm()
 
 
 ALONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -502,6 +540,20 @@ def test_the_files(tmp_path: Path):
     assert '"input_size": 30' in report.to_json()
 
 
+@needs_gcc
+def test_scales_that_are_whole_numbers(tmp_path: Path):
+    x = torch.arange(256.0).reshape(-1, 1)  # a byte, as a sensor gives it
+    to_c(nn.ReLU(), x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    (tmp_path / "main.c").write_text(
+        '#include <stdio.h>\n#include "model.h"\nint main(void)\n{\n    for (int i = 0; i < 256; i++) {\n'
+        "        int8_t q = MODEL_QUANTIZE(i), y;\n        model_run(&q, &y);\n"
+        '        printf("%g ", (double)MODEL_DEQUANTIZE(y));\n    }\n    return 0;\n}\n'
+    )
+    folder = tmp_path / "c"
+    command("gcc", *STRICT, f"-I{folder}", folder / "model.c", tmp_path / "main.c", "-o", tmp_path / "run")
+    assert command(tmp_path / "run").split() == [str(i) for i in range(256)]
+
+
 def test_inputs_saturate_and_nan_is_an_error(tmp_path: Path):
     report = to_c(
         nn.Linear(3, 2),
@@ -558,6 +610,17 @@ def dead() -> nn.Module:
     return model
 
 
+def still(scale: float) -> nn.Module:
+    model = Sequence(StructuredGRU(4, 4, bias=False))
+    with torch.no_grad():
+        model.layer.weight_ih_l0.G *= scale
+    return model
+
+
+class ManyExponentials(nn.Softmax):
+    in_features = 70_000
+
+
 @pytest.mark.parametrize(
     ("model", "calibration", "options", "error", "says"),
     [
@@ -577,6 +640,9 @@ def dead() -> nn.Module:
         (wild(), torch.randn(9, 60), {}, ExportError, "has no C in integers: powers of an operator grow"),
         (Sequence(StructuredGRU(4, 4, proj_size=0)), torch.zeros(9, 3, 1, 4), {}, ExportError, "never moves"),
         (StructuredLSTM(4, 4), torch.randn(9, 3, 1, 4), {}, ExportError, "gives its cell state"),
+        (still(0.0), torch.randn(9, 3, 1, 4), {}, ExportError, "never moves the states of layer"),
+        (still(1e-9), torch.randn(9, 3, 1, 4), {}, ExportError, "its states are below"),
+        (ManyExponentials(-1), torch.randn(2, 70_000), {}, ExportError, "more than 65,536 exponentials"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_clear_error(model, calibration, options, error, says, tmp_path: Path):

@@ -109,7 +109,7 @@ def fixed_columns(parts: list[Tensor], V: Tensor, k: int, most: float) -> Column
     if shift < 4:
         raise OverflowError(f"rows of an operator sum to {row_sum:.3g}")
     true = torch.stack(list(_columns(parts, V.double(), k)), -1)
-    room = min(32000 / true.abs().max().item(), most / true.abs().sum(1).max().item())
+    room = min(32000 / max(1.0, true.abs().max().item()), most / max(1.0, true.abs().sum(1).max().item()))
     start = min(8, math.frexp(room)[1] - 1)
     if start < 0:
         raise OverflowError(f"powers of an operator grow by {true.abs().max().item() / 127:.3g}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..files import CReport
 from ..steps import Steps
-from ..writer import lines
+from ..writer import lines, literal
 from .scaling import Format
 from .writer import IntegerSource
 
@@ -165,7 +165,7 @@ def _scales(name: str, outputs: tuple[tuple[Format, int], ...]) -> str:
     made = []
     for i, (kind, size) in enumerate(outputs):
         stem = f"{name}_OUTPUT" + (f"_{i}" if len(outputs) > 1 else "")
-        made.append(f"#define {stem}_SCALE {kind.scale:.9g}f\n#define {stem}_ZERO {kind.zero}\n")
+        made.append(f"#define {stem}_SCALE {literal(kind.scale)}\n#define {stem}_ZERO {kind.zero}\n")
         if len(outputs) > 1:
             made.append(f"#define {stem}_SIZE {size}\n")
         made.append(f"#define {name}_DEQUANTIZE{f'_{i}' if len(outputs) > 1 else ''}(q) ")
@@ -194,7 +194,7 @@ def render(
         "output": sum(size for _, size in report.outputs),
         "arena": report.arena,
         "flash": report.flash,
-        "input_scale": f"{report.input.scale:.9g}f",
+        "input_scale": literal(report.input.scale),
         "input_zero": report.input.zero,
         "scales": _scales(name.upper(), report.outputs),
         "bytes": max(1, scratch[0]),

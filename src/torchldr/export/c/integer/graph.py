@@ -344,6 +344,8 @@ def _softmax(t: IntegerTracer, node: Any, x: Value, dim: int, *rest: Any) -> Val
     if math.prod(shape[dim:][1:] if dim != -1 else ()) != 1:
         raise refused(node, "must be over the last axis.")
     n = shape[dim]
+    if n > 2**16:
+        raise refused(node, "adds more than 65,536 exponentials, which leave 32 bits.")
     exponents = (65535 * (-x.format.scale * torch.arange(256).double()).exp()).round().long()
     t.source.use("softmax")
     t.source.shared += 512

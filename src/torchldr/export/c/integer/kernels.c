@@ -354,15 +354,17 @@ static int32_t hyperbolic(const int16_t *values, int32_t x)
 }
 
 //// lstm_step: gates
-/* Gates: the input products with their bias; hidden: those of the state. c has 2^cell for 1, h 2^15. */
-static void lstm_step(const int16_t *values, int32_t cell, const rescaling *out, const int16_t *gates,
-                      const int16_t *hidden, int16_t *h, int16_t *c, int8_t *h8, int32_t n)
+/* Gates: the input products with their bias; hidden: those of the state. Both have 2^(12 - wide) for 1, c 2^cell
+   and h 2^15. */
+static void lstm_step(const int16_t *values, int32_t wide, int32_t cell, const rescaling *out,
+                      const int16_t *gates, const int16_t *hidden, int16_t *h, int16_t *c, int8_t *h8, int32_t n)
 {
+    int32_t by = (int32_t)1 << wide;
     for (int32_t i = 0; i < n; i++) {
-        int32_t in = logistic(values, gates[i] + hidden[i]);
-        int32_t forget = logistic(values, gates[n + i] + hidden[n + i]);
-        int32_t new = hyperbolic(values, gates[2 * n + i] + hidden[2 * n + i]);
-        int32_t give = logistic(values, gates[3 * n + i] + hidden[3 * n + i]), sum;
+        int32_t in = logistic(values, (gates[i] + hidden[i]) * by);
+        int32_t forget = logistic(values, (gates[n + i] + hidden[n + i]) * by);
+        int32_t new = hyperbolic(values, (gates[2 * n + i] + hidden[2 * n + i]) * by);
+        int32_t give = logistic(values, (gates[3 * n + i] + hidden[3 * n + i]) * by), sum;
         sum = forget * c[i] + ((in * new) >> (15 - cell));
         c[i] = (int16_t)clamp((sum + 16384) >> 15, -32768, 32767);
         sum = cell < 12 ? c[i] * ((int32_t)1 << (12 - cell)) : c[i] >> (cell - 12);
@@ -372,13 +374,15 @@ static void lstm_step(const int16_t *values, int32_t cell, const rescaling *out,
 }
 
 //// gru_step: gates
-static void gru_step(const int16_t *values, const rescaling *out, const int16_t *gates, const int16_t *hidden,
-                     int16_t *h, int8_t *h8, int32_t n)
+static void gru_step(const int16_t *values, int32_t wide, const rescaling *out, const int16_t *gates,
+                     const int16_t *hidden, int16_t *h, int8_t *h8, int32_t n)
 {
+    int32_t by = (int32_t)1 << wide;
     for (int32_t i = 0; i < n; i++) {
-        int32_t reset = logistic(values, gates[i] + hidden[i]);
-        int32_t keep = logistic(values, gates[n + i] + hidden[n + i]);
-        int32_t new = hyperbolic(values, gates[2 * n + i] + ((reset * hidden[2 * n + i] + 16384) >> 15));
+        int32_t reset = logistic(values, (gates[i] + hidden[i]) * by);
+        int32_t keep = logistic(values, (gates[n + i] + hidden[n + i]) * by);
+        int32_t sum = gates[2 * n + i] + ((reset * hidden[2 * n + i] + 16384) >> 15);
+        int32_t new = hyperbolic(values, sum * by);
         h[i] = (int16_t)(new + ((keep * (h[i] - new)) >> 15));
         h8[i] = (int8_t)rescale(out, 0, h[i]);
     }

@@ -1,4 +1,8 @@
-"""Recurrent layers in integers: gates in 16 bits with 12 behind the point, one table for sigmoid and tanh."""
+"""Recurrent layers in integers: gates in 16 bits, one table for sigmoid and tanh.
+
+The table takes 12 bits behind the point, so 16 bits hold -8 to 8. Gates have fewer where their parts, from
+the input and from the state, are larger on the calibration's inputs: only their sum may saturate.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,13 @@ from torch import Tensor
 
 from ....core import rules
 from ....nn import MatrixStack
+from ...check import ExportError
+from .ranges import moved
 from .scaling import Format, eight_bits, rescaling
 from .writer import IntegerSource, Target, chain
 
-GATES = Format(2.0**-12, 0, -32768, 32767)
+POINT = 12  # bits behind the point of the table's numbers
+LEAST = 2.0**-15  # of 16 bits for 1: what states must reach
 MARGIN = 1.5  # cells may be so many times those of the calibration
 LOGISTIC = (32767 * torch.sigmoid(torch.arange(-128, 129).double() / 16)).round().long()
 
@@ -42,19 +49,19 @@ def hyperbolic(x: Tensor) -> Tensor:
     return (2 * logistic(2 * x) - 32768).clamp(-32767, 32767)
 
 
-def _lstm(gates: Tensor, hidden: Tensor, h: Tensor, c: Tensor, cell: int) -> tuple[Tensor, Tensor]:
-    (i, f, g, o) = (gates + hidden).chunk(4, -1)
+def _lstm(gates: Tensor, hidden: Tensor, h: Tensor, c: Tensor, wide: int, cell: int) -> tuple[Tensor, Tensor]:
+    (i, f, g, o) = ((gates + hidden) << wide).chunk(4, -1)
     g = hyperbolic(g)
     total = logistic(f) * c + ((logistic(i) * g) >> (15 - cell))
     c = ((total + 16384) >> 15).clamp(-32768, 32767)
-    wide = c << (12 - cell) if cell < 12 else c >> (cell - 12)
-    return (logistic(o) * hyperbolic(wide) + 16384) >> 15, c
+    most = c << (POINT - cell) if cell < POINT else c >> (cell - POINT)
+    return (logistic(o) * hyperbolic(most) + 16384) >> 15, c
 
 
-def _gru(gates: Tensor, hidden: Tensor, h: Tensor, c: Tensor, cell: int) -> tuple[Tensor, Tensor]:
+def _gru(gates: Tensor, hidden: Tensor, h: Tensor, c: Tensor, wide: int, cell: int) -> tuple[Tensor, Tensor]:
     (a, b, g), (p, q, n) = gates.chunk(3, -1), hidden.chunk(3, -1)
-    new = hyperbolic(g + ((logistic(a + p) * n + 16384) >> 15))
-    return new + ((logistic(b + q) * (h - new)) >> 15), c
+    new = hyperbolic((g + ((logistic((a + p) << wide) * n + 16384) >> 15)) << wide)
+    return new + ((logistic((b + q) << wide) * (h - new)) >> 15), c
 
 
 class Part(NamedTuple):
@@ -73,17 +80,18 @@ def _matrices(layer: Any, name: str) -> list[Any]:
     return [rules.apply("linear_map", part.detach().float())]
 
 
-def _float_run(layer: Any, suffix: str, x: Tensor, reverse: bool) -> tuple[Tensor, float]:
-    """Hidden states (b, steps, n) of one direction in floating point, and the largest cell."""
+def _float_run(layer: Any, suffix: str, x: Tensor, reverse: bool) -> tuple[Tensor, float, float]:
+    """Hidden states (b, steps, n) of one direction in floating point, the largest cell and part of a gate."""
     W, U = (layer.dense_weight(f"weight_{side}{suffix}").detach() for side in ("ih", "hh"))
     b, d = (
         getattr(layer, f"bias_{s}{suffix}").detach() if layer.bias else W.new_zeros(()) for s in ("ih", "hh")
     )
     h = c = x.new_zeros(len(x), layer.hidden_size)
     states: list[Tensor] = []
-    largest = 1.0
+    largest, gate = 1.0, 0.0
     for t in range(x.shape[1] - 1, -1, -1) if reverse else range(x.shape[1]):
         p, q = x[:, t] @ W.mT + b, h @ U.mT + d
+        gate = max(gate, p.abs().max().item(), q.abs().max().item())
         if len(layer.gates) == 4:
             i, f, g, o = (p + q).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -93,7 +101,7 @@ def _float_run(layer: Any, suffix: str, x: Tensor, reverse: bool) -> tuple[Tenso
             new = (g + (a + k).sigmoid() * n).tanh()
             h = new + (z + y).sigmoid() * (h - new)
         states.append(h)
-    return torch.stack(states[::-1] if reverse else states, 1), largest
+    return torch.stack(states[::-1] if reverse else states, 1), largest, gate
 
 
 @torch.no_grad()
@@ -112,14 +120,20 @@ def write_recurrent(
     width, function = directions * n, source.new_name("recurrent")
     # In floating point first: ranges of all hidden states, and of cells.
     x = taken.values(given).reshape(len(given), steps, -1)
-    sequences, largest = [x], 1.0
+    sequences, largest, gate = [x], 1.0, 8.0
     for number in range(layer.num_layers):
         found = [_float_run(layer, s, sequences[-1], i == 1) for i, s in enumerate(layer._suffixes(number))]
-        sequences.append(torch.cat([y for y, _ in found], -1))
-        largest = max(largest, *(size for _, size in found))
+        sequences.append(torch.cat([y for y, _, _ in found], -1))
+        largest = max(largest, *(size for _, size, _ in found))
+        gate = max(gate, *(size for _, _, size in found))
     every = torch.cat([y.flatten() for y in sequences[1:]])
-    out = eight_bits(every.min().item() * 1.05, every.max().item() * 1.05)
+    low, high = moved(f"the states of {name}", every.min().item(), every.max().item())
+    if max(-low, high) < LEAST:
+        raise ExportError(f"to_c: {name} has no C in integers: its states are below {LEAST:.2g}.")
+    out = eight_bits(low * 1.05, high * 1.05)
     cell = 15 - math.ceil(math.log2(MARGIN * largest))
+    wide = math.ceil(math.log2(min(gate, 2048.0) / 8))
+    of_gates = Format(2.0 ** (wide - POINT), 0, -32768, 32767)
     final = rescaling(torch.tensor([2.0**-15 / out.scale]), None, out, 32768.0)
     after, flash = source.rescaling(f"{function}_out", final, None)
     source.use("lstm_step" if lstm else "gru_step", "fill")
@@ -153,7 +167,7 @@ def write_recurrent(
                 q = inputs[side].reshape(-1, inputs[side].shape[-1]) - given_as.zero
                 for M in _matrices(layer, f"weight_{side}{suffix}"):
                     rows = M.shape[0]
-                    target = Target(GATES, None if bias is None else bias[offset : offset + rows])
+                    target = Target(of_gates, None if bias is None else bias[offset : offset + rows])
                     made = write_product(source, M, q, given_as, target, f"{name}.weight_{side}{suffix}")
                     products[side].append(chain(made.stages))
                     lines += [f"    {made.name}({read}, {place} + {offset}, rest, sums);"]
@@ -161,10 +175,10 @@ def write_recurrent(
                     scratch16, scratch32 = max(scratch16, made.scratch16), max(scratch32, made.scratch32)
                     multiplications += steps * made.multiplications
                     forms.append(made.form.split(";")[0])
-            cells = f"{cell}, " if lstm else ""
+            facts = f"{wide}, {cell}, " if lstm else f"{wide}, "
             kept = "h16, c16" if lstm else "h16"
             step = "lstm_step" if lstm else "gru_step"
-            lines += [f"    {step}(logistic_table, {cells}{after}, gates, hidden, {kept}, {state}, {n});"]
+            lines += [f"    {step}(logistic_table, {facts}{after}, gates, hidden, {kept}, {state}, {n});"]
             lines += [f"    copy({state}, {behind} + at * {width} + {direction * n}, {n});", "}"]
             parts.append(Part(number, size, direction == 1, products))
     source.use("copy")
@@ -191,7 +205,7 @@ def write_recurrent(
             for t in range(steps - 1, -1, -1) if part.reverse else range(steps):
                 gates = torch.cat([run(x[:, t] - zero) for run in part.products["ih"]], -1)
                 hidden = torch.cat([run(h8 - out.zero) for run in part.products["hh"]], -1)
-                h, c = one_step(gates, hidden, h, c, cell)
+                h, c = one_step(gates, hidden, h, c, wide, cell)
                 h8 = final(h)
                 ys[t] = h8
             last.append(h8)

@@ -33,7 +33,7 @@ from ....core.matrix import StructuredMatrix
 from ....core.storage import INT8, rounded
 from ..kernels import read_pieces
 from ..writer import Source, Writer
-from .scaling import GRID, Format, Rescaling, on_grid, rescaling, rounded_rows
+from .scaling import GRID, MOST_BIAS, Format, Rescaling, on_grid, rescaling, rounded_rows
 
 _TYPES = {
     "int8": "int8_t",
@@ -231,7 +231,13 @@ class IntegerWriter(Writer):
         """The last stage, with the bias; the C name of its rescaling."""
         unit, bias = torch.as_tensor(unit, dtype=torch.float64).flatten(), None
         if self.target.bias is not None:
-            bias = (self.target.bias.double() / (self.scale * unit)).round()
+            added = self.target.bias.cpu().double()
+            bias = (added / (self.scale * unit)).round()
+            if matrix is not None:  # rows of zeros may have any unit
+                least, zero = self.target.format.scale, matrix.abs().sum(1) == 0
+                if bool((zero & ((bias * self.scale * unit - added).abs() > least / 4)).any()):
+                    unit = torch.where(zero, added.abs().clamp(min=least) / (self.scale * MOST_BIAS), unit)
+                    bias = (added / (self.scale * unit)).round()
             if not bool(bias.isfinite().all()):  # a row of zeros
                 raise OverflowError("a row of the matrix is zero and its bias is not")
         return self._add(matrix, unit, self.target.format, bias, 1, fold, exact, grid)

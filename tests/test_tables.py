@@ -48,6 +48,14 @@ def test_one_row_that_is_too_wide_is_a_list():
     assert len(table_lines(columns, 120)[0]) == 3
 
 
+def test_short_cells_with_spaces_stay_in_their_row_or_go():
+    rates = Column("lr", ("0.002, 0.002, 0.001", "0.0005, 0.002, 0.001"))
+    sources = Column("source", ("Tables 1 and 6", "footnote of Section 5"))
+    lines, left_out = table_lines([Column("model", ("shl", "cnn")), COUNTS, rates, sources], 50)
+    assert left_out == ["source"]
+    assert len(lines) == 4
+
+
 def test_a_long_name_stands_above_its_row():
     heads, name = ("name", "shape", "parameters"), "layer." * 9
     rows = [(name, "4096 x 4096", "16,777,216 -> 131,072"), ("head", "8 x 8", "64 -> 16")]

@@ -35,10 +35,10 @@ class Column:
 
     @property
     def prose(self) -> bool:
-        """Whether it may stand below its row: text, not names with a few longer ones among them."""
-        return (
-            self.wraps and not self.breaks and 2 * sum(" " in cell for cell in self.cells) > len(self.cells)
-        )
+        """Whether it may stand below its row: long texts, not short ones or names with a few longer ones."""
+        texts = [cell for cell in self.cells if " " in cell]
+        enough = 2 * len(texts) > len(self.cells) and sum(map(len, texts)) > PROSE * len(texts)
+        return self.wraps and not self.breaks and enough
 
     @property
     def least(self) -> int:

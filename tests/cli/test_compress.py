@@ -330,6 +330,7 @@ USES = [
     ("analyze", "--plot", "picture.txt"),
     ("analyze", "--save-plan", "plan.json"),
     ("analyze", "--ranks", "0"),
+    ("analyze", "--seed", "9" * 30),
 ]
 
 

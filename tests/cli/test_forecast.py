@@ -68,6 +68,8 @@ def test_a_table_and_a_forecaster_for_each_column(capsys, file):
         (("--columns", "lod"), 2, "Did you mean 'load'"),
         (("--columns", "date"), 2, "more than numbers"),
         (("--center", "median"), 2, "must be one of"),
+        (("--gaps", "fill"), 2, "must be one of"),
+        (("--rank", 13, "--horizon", 12), 2, "must be at most 12"),
         (("--test", 1.5), 2, "between 0 and 1"),
         (("--plot", "f.pdf"), 2, ".png or .svg"),
         ((), 1, "column 'flat' is constant"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -135,6 +136,27 @@ def test_a_long_past_takes_ffts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fitting, "ELIMINATION_UP_TO", 8)
     with pytest.warns(IllConditionedWarning, match="of the weights is rounding error"):
         plain().fit(Z)
+
+
+@pytest.mark.parametrize(("error", "quick", "again"), [(1e-7, 8, 0), (1e-7, 64, 1), (1e-5, 8, 1)])
+def test_elimination_is_for_what_conjugate_gradients_lose(
+    monkeypatch: pytest.MonkeyPatch, error: float, quick: int, again: int
+):
+    """For a long past only where they are doubtful: it takes the square of the past."""
+    tried = []
+
+    def eliminate(*of):
+        tried.append(of)
+        return solvers.by_elimination(*of)
+
+    monkeypatch.setattr(fitting, "DENSE_UP_TO", 8)
+    monkeypatch.setattr(fitting, "QUICK_UP_TO", quick)
+    monkeypatch.setattr(fitting, "measured_error", lambda found: error)
+    monkeypatch.setattr(fitting, "by_elimination", eliminate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IllConditionedWarning)
+        plain().fit(Z)
+    assert len(tried) == again
 
 
 def test_files(tmp_path):

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from torchldr_paper import Ledger, Protocol, Run, run_rows
+from torchldr_paper.ledger.ledger import _published
+from torchldr_paper.ledger.records import check_line
 from torchldr_paper.report.page import packed_runs, report, run_json
 from torchldr_paper.report.sections import facts
 
@@ -94,3 +96,12 @@ def test_no_line_makes_the_others_unreadable(tmp_path: Path, caplog: pytest.LogC
     page = report(ledger, tmp_path / "report.html", figures=False)
     told = f"{len(UNREADABLE)} lines of the ledger could not be read"
     assert told in page.read_text(encoding="utf-8")
+
+
+def test_every_published_line_holds_what_a_record_must():
+    """Lines with a checksum are read without this check."""
+    for _, text in _published():
+        for line in filter(None, text.split("\n")):
+            found = json.loads(line)
+            protocol = found["config"]["protocol"]
+            check_line(found, len(protocol["lrs"]) * protocol["trials"])

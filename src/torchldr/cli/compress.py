@@ -37,7 +37,7 @@ Batch = Annotated[int, typer.Option(min=1, help="Vectors at a time, for a budget
 TimeLimit = Annotated[
     float | None, typer.Option(min=1e-3, help="Seconds that it may take; with a short limit it does less.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")]
 
 
 def analyze_command(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..forecast import Interval
 
-CENTERS = ("last", "mean", "none")
+CENTERS, GAPS = ("last", "mean", "none"), ("error", "split")
 
 
 def forecast_command(
@@ -57,10 +57,11 @@ def forecast_command(
     """
     if not file.exists():
         raise FileNotFoundError(f"there is no file {file}.")
-    if center not in CENTERS:
-        raise typer.BadParameter(
-            f"must be one of {', '.join(CENTERS)}, got {center!r}.", param_hint="--center"
-        )
+    for option, value, known in (("--center", center, CENTERS), ("--gaps", gaps, GAPS)):
+        if value not in known:
+            raise typer.BadParameter(f"must be one of {', '.join(known)}, got {value!r}.", param_hint=option)
+    if rank is not None and rank > min(past, horizon):
+        raise typer.BadParameter(f"must be at most {min(past, horizon)}, got {rank}.", param_hint="--rank")
     for option, share in (("--test", test), ("--interval", interval)):
         if not 0 < share < 1:
             raise typer.BadParameter(f"must be between 0 and 1, got {share}.", param_hint=option)
@@ -112,8 +113,8 @@ def forecast_command(
         say(f"picture: {plot}")
     show({**facts, "ridge": f.ridge_, "forecast": rows} if as_json else rows, as_json)
     say(
-        f"rank {f.rank_}: {weights:,} weights (dense: {dense:,}); on the last {test:.0%}: mean squared error "
-        f"{error:.4g} of standardised columns, R^2 {r2:.3f}"
+        f"rank {f.rank_}: {weights:,} weights (dense: {dense:,})\non the last {test:.0%}: "
+        f"mean squared error {error:.4g} of standardised columns, R^2 {r2:.3f}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..json_text import json_text
 from ..progress import Report, silent
-from ..tables import Column, table_lines
+from ..tables import Column, table_lines, wrapped
 
 
 def say(message: str) -> None:
@@ -134,7 +134,8 @@ def show(
     lines, left_out = table_lines(shown, width()) if shown else ([], [])
     print(*([title] if title else []), *lines, sep="\n")
     if left_out:
-        say(f"left out, the terminal is too narrow: {', '.join(left_out)}; --json has all")
+        said = f"left out, the terminal is too narrow: {', '.join(left_out)}; --json has all"
+        say("\n".join(wrapped(said, width())))
 
 
 def _is_number(value: Any) -> bool:
@@ -151,7 +152,7 @@ def _cell(value: Any) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:.3g}"
+            return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}"
         case Mapping():
             return ", ".join(f"{key}={item}" for key, item in value.items())
         case list() | tuple():

@@ -19,7 +19,9 @@ from .weighted import best_of_rank
 
 TOLERANCE = 1e-11  # of singular values that count for the exact rank
 TRUSTED, DOUBTFUL = 1e-8, 1e-6  # of the error that is measured: try elimination, warn
-ELIMINATION_UP_TO = 1 << 15
+# Past values up to which elimination takes few seconds. For more, it takes a minute and is no better than
+# conjugate gradients that are not doubtful.
+QUICK_UP_TO, ELIMINATION_UP_TO = 1 << 12, 1 << 15
 
 
 class Fitted(NamedTuple):
@@ -44,7 +46,8 @@ def fit(of: Moments, ridge: Tensor, rank: int | None, sweeps: int, *, search: bo
         solve, converged = by_conjugate_gradients(of, ridge)
         found = displacement(of, ridge, solve)
         error = measured_error(found)
-        if not (search or (all(converged) and error <= TRUSTED)) and of.past <= ELIMINATION_UP_TO:
+        good = all(converged) and error <= (TRUSTED if of.past <= QUICK_UP_TO else DOUBTFUL)
+        if not (search or good) and of.past <= ELIMINATION_UP_TO:
             other = [
                 displacement(of[z], ridge[z : z + 1], by_elimination(of[z], ridge[z : z + 1]))
                 for z in range(len(ridge))

@@ -19,8 +19,8 @@ from ..messages import unknown
 from .options import DataDir, Results
 
 _THEORY_COLUMNS = (
-    "model", "hidden", "structure", "rank", "paper_parameters", "parameters", "degree", "vc_bound",
-    "of_dense", "samples",
+    "model", "hidden", "structure", "rank", "parameters", "vc_bound", "of_dense", "samples", "degree",
+    "paper_parameters",
 )  # fmt: skip
 data = typer.Typer(no_args_is_help=True, help="The datasets: what is here, and how to get the rest.")
 
@@ -134,7 +134,7 @@ def theory_command(
     if as_json:
         return
     say(
-        "Upper bounds for one class against the others; parameters without 'paper' are those of that "
-        f"network.\nSamples: enough for error {epsilon:g} with probability {1 - delta:g}"
-        f"{', whatever the labels' if agnostic else ', where the class fits the labels'}."
+        "Upper bounds, to compare classes by. Parameters are those of that network.\n"
+        f"Samples: enough for error {epsilon:g} with probability {1 - delta:g},\n"
+        f"{'whatever the labels' if agnostic else 'where the class fits the labels'}."
     )

@@ -122,15 +122,19 @@ class Record:
         found = json.loads(text, parse_constant=_no_number)
         if not isinstance(found, dict):
             raise TypeError("not an object")
-        if "checksum" in found and found.get("version") == VERSION:
+        summed = "checksum" in found and found.get("version") == VERSION
+        if summed:
             body, _, _ = line.rpartition(_MARK)
             if found["checksum"] != _checksum(f"{body}}}"):
                 raise ValueError("damaged: its checksum is not that of its content")
-        return cls.from_json(found)
+        return cls.from_json(found, whole=summed)
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """The record of a parsed line, alike; what reads it later finds all there and of its kind."""
+    def from_json(cls, line: Mapping[str, Any], *, whole: bool = False) -> Self:
+        """The record of a parsed line, alike; what reads it later finds all there and of its kind.
+
+        `whole`: its checksum is right, so it is what `to_line` wrote.
+        """
         if line["version"] != VERSION:
             raise ValueError(f"version {line['version']!r} is not known here, only {VERSION}")
         record = cls(
@@ -140,7 +144,8 @@ class Record:
             raise ValueError(f"its hash is {line['hash']!r}, its config gives {record.hash!r}")
         if record.run.config() != line["config"]:
             raise ValueError("its config is not as a run writes it")
-        check_line(line, len(record.run.protocol.lrs) * record.run.protocol.trials)
+        if not whole:
+            check_line(line, len(record.run.protocol.lrs) * record.run.protocol.trials)
         _ = record.source, record.fingerprint, record.best, record.mean
         return record
 

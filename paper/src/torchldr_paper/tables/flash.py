@@ -53,7 +53,7 @@ def candidates(data: str, model: str, method: str, budget: int) -> Iterator[Run]
     batch, *epochs = _EPOCHS[data]
     lrs = tuple(rate * batch / 50 for rate in RATES)
     protocol = Protocol(epochs=epochs[model == "cnn"], batch=batch, lrs=lrs, trials=3)
-    start = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
+    start: dict[str, Any] = LOW_RANK_START if (method, data) == ("low_rank", "rectangles") else {}
     for fields in _largest_networks(SHAPES[data], model, method, budget):
         yield paper_run(data, model, weights="int8", protocol=protocol, **start, **fields)
 

@@ -19,7 +19,7 @@ def load_official(name, real_data):
     ("name", "mean", "deviation"),
     [
         ("mnist", 0.13066, 0.30811),
-        ("cifar10", 0.47336, 0.25157),
+        pytest.param("cifar10", 0.47336, 0.25157, marks=pytest.mark.exhaustive),
         ("cifar10_grey", 0.47336, 0.23930),
         ("rectangles", 0.07544, 0.26411),
     ],

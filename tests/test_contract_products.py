@@ -150,7 +150,10 @@ def test_compiled(cls, product):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "product"), [("ldr_sd", "fast"), ("toeplitz_like", "dense")])
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [("ldr_sd", "fast"), pytest.param("toeplitz_like", "dense", marks=pytest.mark.exhaustive)],
+)
 def test_compiled_by_inductor(name, product):
     torch._dynamo.reset()
     cls = torchldr.get_structure(name)
@@ -222,12 +225,16 @@ OTHERS = {
 }
 
 
-SEVERAL = [(name, False) for name in ("ldr_sd", "ldr_td", "toeplitz_like", "fastfood", "cauchy_like")]
-SEVERAL += [("ldr_sd", True), pytest.param("fastfood", True, marks=pytest.mark.exhaustive)]
+def several():
+    for kind in OTHERS:
+        for name in ("ldr_sd", "ldr_td", "toeplitz_like", "fastfood", "cauchy_like"):
+            yield kind, name, False
+        for name in ("ldr_sd", "fastfood"):
+            in_suite = name == "ldr_sd" and kind in ("lstm", "grid")
+            yield pytest.param(kind, name, True, marks=[] if in_suite else [pytest.mark.exhaustive])
 
 
-@pytest.mark.parametrize("kind", OTHERS)
-@pytest.mark.parametrize(("name", "compiled"), SEVERAL)
+@pytest.mark.parametrize(("kind", "name", "compiled"), list(several()))
 def test_layers_of_several_matrices(kind, name, compiled):
     """Recurrent layers and channels by both products, against the layer with dense weights."""
     make, shape = OTHERS[kind]

@@ -285,7 +285,7 @@ CASES: dict[str, tuple[int, Callable[..., float]]] = {
 def worker(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=120), rank=rank, world_size=WORLD
+        "gloo", f"tcp://127.0.0.1:{port}", timedelta(minutes=30), rank=rank, world_size=WORLD
     )
     groups = {size: Group(size) for size in range(1, WORLD + 1)}
     found: dict[str, float | str] = {}

@@ -41,9 +41,9 @@ def overload(name: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.torchldr, name).default
 
 
-def opcheck(name: str, given: tuple) -> None:
-    found = torch.library.opcheck(overload(name), given, test_utils=UTILITIES)
-    assert found == dict.fromkeys(UTILITIES, "SUCCESS")
+def opcheck(name: str, given: tuple, utilities: tuple[str, ...] = UTILITIES) -> None:
+    found = torch.library.opcheck(overload(name), given, test_utils=utilities)
+    assert found == dict.fromkeys(utilities, "SUCCESS")
 
 
 def leaves(given: list) -> list[Tensor]:
@@ -74,10 +74,18 @@ def test_opcheck(name, index, device):
     opcheck(name, tuple(arguments(name, index, device)))
 
 
+# Compiled, the gradient is part of `test_opcheck`; alone, it is there to be derived once more.
 @first_samples
-@pytest.mark.parametrize("wanted", ["all", pytest.param("one", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("wanted", "utilities"),
+    [
+        ("all", UTILITIES[:-1]),
+        pytest.param("all", UTILITIES, marks=pytest.mark.exhaustive),
+        pytest.param("one", UTILITIES, marks=pytest.mark.exhaustive),
+    ],
+)
 @devices
-def test_opcheck_of_the_gradient(name, index, wanted, device):
+def test_opcheck_of_the_gradient(name, index, wanted, utilities, device):
     given = arguments(name, index, device)
     with torch.no_grad():
         y, saved = overload(name)(*given)
@@ -87,7 +95,7 @@ def test_opcheck_of_the_gradient(name, index, wanted, device):
         isinstance(a, Tensor) for a, what in zip(given, schema, strict=True) if "Tensor" in str(what.type)
     ]
     one = [wanted and i == every.index(True) for i, wanted in enumerate(every)]
-    opcheck(f"{name}_gradient", (grad, *given, saved or [y], every if wanted == "all" else one))
+    opcheck(f"{name}_gradient", (grad, *given, saved or [y], every if wanted == "all" else one), utilities)
 
 
 @every_sample

@@ -57,7 +57,7 @@ int main(void)
 
 
 def command(*arguments: object) -> str:
-    ran = subprocess.run([*map(str, arguments)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([*map(str, arguments)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -344,9 +344,10 @@ MODELS = {
 @needs_gcc
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, tmp_path: Path):
+    """Those with weights of a kind that no other has also in int8."""
     make, shape = MODELS[name]
     model, x = make().eval(), torch.randn(shape)
-    for weights in ("float32", "int8"):
+    for weights in ("float32", "int8") if name in ("convolutions", "residual", "lstm") else ("float32",):
         y = run_c(model, x, tmp_path / weights, weights)
         if weights == "int8":
             quantize_(model)

@@ -9,6 +9,7 @@ collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py", "*/test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent.as_posix()
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if item.path.as_posix().startswith(here):
             item.add_marker(pytest.mark.gpu)

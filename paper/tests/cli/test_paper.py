@@ -318,7 +318,7 @@ def test_several_runs_at_a_time(own_file: Path, tmp_path: Path) -> None:
     report = sweep(wanted, ledger, library, backend=Processes(2), progress=Progress(2, lines.append))
     assert {run.hash for run in report.finished} == {run.hash for run in runs}
     assert "norb" in report.absent
-    assert len(lines) == 2
+    assert len([line for line in lines if line.startswith("[")]) == 2  # others say that it is at work
     records = [Ledger(tmp_path).find(run) for run in runs]
     assert [record.result["notes"]["jobs"] for record in records if record is not None] == [2, 2]
     assert len(sweep(runs, ledger, library, backend=Processes(1)).present) == 2

@@ -19,7 +19,7 @@ def load_official(name, real_data):
     ("name", "mean", "deviation"),
     [
         ("mnist", 0.13066, 0.30811),
-        ("cifar10", 0.47336, 0.25157),
+        pytest.param("cifar10", 0.47336, 0.25157, marks=pytest.mark.exhaustive),
         ("cifar10_grey", 0.47336, 0.23930),
         ("rectangles", 0.07544, 0.26411),
     ],
@@ -60,6 +60,11 @@ def test_stand_ins_from_real_digits(real_data):
     assert (len(noise.train_y), len(noise.test_y)) == (12000, 2000)
     x = noise.pixels()[0]
     assert x[:, :, 0, 0].mean() == pytest.approx(0.5, abs=0.01)  # a corner has no digit: uniform
+
+
+@pytest.mark.exhaustive  # 62,000 pictures, rotated one by one
+def test_stand_ins_from_photographs(real_data):
+    load_official("mnist", real_data)
     if not list((real_data / "backgrounds").glob("*.png")):
         pytest.skip("no photographs")
     bg_rot = data.load("mnist_bg_rot", real_data, source="stand-in")

@@ -75,11 +75,11 @@ def build(cell: str, device: str) -> Callable[[], Any]:
     return BUILDERS[kind](structure, int(rank) or None, int(n), int(batch), mode, device)
 
 
-def _prepared(module: Any) -> Any:
-    """The module frozen, or in `eval()` by a checkout older than `freeze`."""
+def _prepared(module: Any, x: Any) -> Any:
+    """The module frozen for x, or in `eval()` by a checkout older than `freeze`."""
     import torchldr
 
-    return torchldr.freeze(module) if hasattr(torchldr, "freeze") else module.eval()
+    return torchldr.freeze(module, x) if hasattr(torchldr, "freeze") else module.eval()
 
 
 def _step(module: Any, x: Any, mode: str) -> Callable[[], Any]:
@@ -87,7 +87,7 @@ def _step(module: Any, x: Any, mode: str) -> Callable[[], Any]:
 
     first = lambda y: y[0] if isinstance(y, tuple) else y
     if mode == "infer":
-        module = _prepared(module)
+        module = _prepared(module, x)
 
         def infer() -> None:
             with torch.no_grad():

@@ -104,10 +104,18 @@ def fits(columns: Tensor) -> bool:
 
 def _plain(columns: Tensor, x: Tensor, m: int) -> Tensor:
     """By torch's FFTs. Products of spectra are dense matrix products, one for each frequency."""
-    q, b = columns.shape[-2:]
-    of = ring(b, b, 1)
+    return _by_frequency(x, _frequencies(columns), columns.shape[-1], m)
+
+
+def _frequencies(columns: Tensor) -> Tensor:
+    """The spectra of the blocks, (f, q, p) for frequencies f."""
+    b = columns.shape[-1]
+    return ring(b, b, 1).analyse(columns).movedim(-1, -3).mT
+
+
+def _by_frequency(x: Tensor, spectra: Tensor, b: int, m: int) -> Tensor:
+    of, q = ring(b, b, 1), spectra.shape[-2]
     blocks = pad(x, (0, q * b - x.shape[-1])).unflatten(-1, (q, b))
-    spectra = of.analyse(columns).movedim(-1, -3).mT  # (f, q, p)
     y = (of.analyse(blocks).movedim(-1, -3) @ spectra).movedim(-3, -1)
     return of.synthesise(y).flatten(-2)[..., :m].clone(memory_format=torch.contiguous_format)
 
@@ -153,15 +161,20 @@ BLOCKS = Operator(
 # Constant blocks.
 
 
-def frozen(columns: Tensor, m: int) -> Prepared | None:
-    """The product with constant blocks, or None where C does not serve."""
+def frozen(columns: Tensor, m: int) -> Prepared:
+    """The product with constant blocks."""
     columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
-    if not fits(columns) or not library.serves(columns):
-        return None
     p, q, b = columns.shape
-    spectra = by_c.spectra(columns.contiguous(), b)
     words = f"{p + q} real FFTs of length {b} a row, spectra prepared"
+    if not fits(columns) or not library.serves(columns):
+        pairs = torch.view_as_real(_frequencies(columns).contiguous())
+        return Prepared(words, _by_pairs, {"b": b, "m": m}, spectra=pairs)
+    spectra = by_c.spectra(columns.contiguous(), b)
     return Prepared(words, _by_spectra, {"m": m}, columns=columns.clone(), spectra=spectra)
+
+
+def _by_pairs(x: Tensor, spectra: Tensor, b: int, m: int) -> Tensor:
+    return _by_frequency(x.to(spectra.dtype), torch.view_as_complex(spectra), b, m).to(x.dtype)
 
 
 def _by_spectra(x: Tensor, columns: Tensor, spectra: Tensor, m: int) -> Tensor:

@@ -310,5 +310,5 @@ def integer_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:
 
 
 @rule("frozen", Circulant)
-def _(M: Circulant, bias: Tensor | None) -> Prepared | None:
+def _(M: Circulant, bias: Tensor | None) -> Prepared:
     return circulant_blocks.frozen(M.column, M.out_features)

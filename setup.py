@@ -1,7 +1,10 @@
 """The CPU's kernels: plain C, called by ctypes. All else about the package is in pyproject.toml."""
 
+import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -23,6 +26,18 @@ class Library(build_ext):
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []
+
+    def build_extension(self, ext: Extension) -> None:
+        """With the files compiled side by side, which setuptools does not do."""
+        one_by_one = self.compiler.compile
+
+        def side_by_side(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return [made for (made,) in pool.map(lambda source: one_by_one([source], **options), sources)]
+
+        if self.compiler.compiler_type == "unix":
+            self.compiler.compile = side_by_side
+        super().build_extension(ext)
 
 
 class Wheel(bdist_wheel):

@@ -208,6 +208,7 @@ WRONG = [
     (lambda: nothing(structures=["toeplitz"]), ValueError, "Did you mean 'toeplitz_like'"),
     (lambda: nothing(structures="low_rank"), TypeError, "structures must be a sequence of names"),
     (lambda: nothing(ranks=[0]), ValueError, "ranks must be an int of at least 1, got 0"),
+    (lambda: nothing(ranks=[1000]), ValueError, "ranks must be at most 64 for these weights"),
     (lambda: nothing(budget=[]), ValueError, "at least one budget"),
     (lambda: nothing(budget=2.0), ValueError, "between 0 and 1"),
     (lambda: nothing(skip=["V*"]), ValueError, r"no tensor matches skip='V\*'"),

@@ -94,6 +94,9 @@ def analyze(
     check_time("analyze", time_limit)
     if not weights:
         raise ValueError(f"analyze: no weight with two axes of {min_features} or more was found.")
+    largest = max(min(weight.matrices[0].shape) for weight in weights)
+    if ranks and min(ranks) > largest:
+        raise ValueError(f"analyze: ranks must be at most {largest} for these weights, got {[*ranks]}.")
     check_finite("analyze", weights)
     candidates = [[s for name in names for s in search.structures(name, weight)] for weight in weights]
     reasons = [no_room("analyze", one, weights, candidates) for one in budgets]

@@ -318,7 +318,11 @@ def test_work_decides_how_many_stages() -> None:
     some = Cost(run=int(whole / 100), sums=0, rows=0.5)  # 16 batches for 8 rows an entry
     assert refit._affordable(20, some) == (25, 4)  # as many batches as leave work for so many stages
     assert refit._affordable(3, some) == (most, 3)
-    assert refit._affordable(20, some._replace(run=int(whole / 10))) == (16, STAGES)  # no fewer
+    dear = some._replace(run=int(whole / 10))
+    assert refit._affordable(20, dear) == (0, 0)  # 16 batches and four stages would be too much work
+    refit.session.time_limit = 600.0
+    assert refit._affordable(20, dear) == (16, STAGES)
+    refit.session.time_limit = None
     assert refit._affordable(20, some._replace(run=1)) == (most, 20)
 
 

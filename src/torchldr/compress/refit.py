@@ -35,8 +35,8 @@ from .watch import CALL, input_rows, moments_of, ridged_
 
 FITTING = "fitting in order"  # the stage
 SHARE = 0.5  # b
-WORK = 3e12  # multiply-adds for all batches and stages, about a minute on two cores; but take at least
-ROWS, STAGES = 8, 4  # this many rows for each entry of the longest input, and this many stages
+WORK = 3e12  # multiply-adds for all batches and stages, about a minute on two cores
+ROWS, STAGES = 8, 4  # the least: rows for each entry of the longest input, and stages
 _DEADLINE = 0.95  # of a time limit
 _KINDS = ("linear", "conv1d", "conv2d")  # whose inputs are seen
 
@@ -108,14 +108,17 @@ class Refit:
         return groups, Cost(run, sums, rows / n)
 
     def _affordable(self, groups: int, cost: Cost) -> tuple[int, int]:
-        """The number of batches and of stages. On average a stage runs half of each model."""
+        """The number of batches and of stages. On average a stage runs half of each model.
+
+        Where the work does not allow the least there is no second fit, unless a time limit decides.
+        """
         most = len(self.data.seen)
         least = min(most, math.ceil(ROWS / max(cost.rows, 1e-9)))
         for batches in range(most, least - 1, -1):
             stages = min(groups, int((WORK / batches - cost.sums) / max(cost.run, 1)))
             if stages >= min(groups, STAGES):
                 return batches, stages
-        return least, min(groups, STAGES)
+        return (0, 0) if self.session.time_limit is None else (least, min(groups, STAGES))
 
     def _stage(self, part: Sequence[int], made: Made, batches: int) -> Iterator[tuple[int, Projection]]:
         """New projections of some weights, for the inputs that the current model gives them."""

@@ -17,7 +17,7 @@ from .outputs import LOGITS, called, counted, main_output
 from .targets import Part, Unit
 
 ENOUGH = 256  # rows for each entry of a vector; more would change little
-WORK = 3e12  # multiply-adds after which no further batch runs: about a minute on two cores
+WORK = 4e12  # multiply-adds after which no further batch runs: about a minute on two cores
 CALL = 10**7  # the overhead of calling a layer, in multiply-adds
 _PASSES = 5  # the cost of a row with its second moments, in products
 _ALL = 8  # all rows are taken up to this many for each entry of a vector; then as many as a product costs

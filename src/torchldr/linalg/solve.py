@@ -31,7 +31,6 @@ class IllConditionedWarning(UserWarning):
 
 
 @rule("solve", LinearMap)
-@torch.compiler.disable  # type: ignore[untyped-decorator] # its steps depend on values
 def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | None = None) -> Tensor:
     """Solve M x = b for a square structured matrix.
 
@@ -66,6 +65,9 @@ def solve(M: LinearMap, b: Tensor, *, tol: float | None = None, method: str | No
     >>> torch.allclose(torchldr.solve(M, M @ x), x)
     True
     """
+    if torch.compiler.is_compiling():  # its steps depend on values
+        alone: Tensor = torch.compiler.disable(solve)(M, b, tol=tol, method=method)
+        return alone
     if getattr(M, "leading", ()):  # a stack: its systems are solved one by one
         return M.solve(b, tol=tol, method=method)
     _check(M, b)

@@ -255,7 +255,8 @@ def test_the_papers_parameter_counts_and_the_theorems_claim():
     assert vc_bound(network_layers(NETWORKS[0], GENERIC, 1)).rational
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]):
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as exit:
         cli.main(["theory", "--model", "shl", "--epsilon", "0.2", "--json"])
     captured = json.loads(capsys.readouterr().out)

@@ -21,6 +21,7 @@ _get_tracing_state = torch._C._get_tracing_state
 _early_mode = torch._ops.mode_stack_state_for_pre_dispatch().get  # 0: of proxies. One object, asked directly
 
 has_transforms = torch._C._are_functorch_transforms_active
+autocasts_anything = torch._C._is_any_autocast_enabled  # on any type of device
 
 
 def is_exporting() -> bool:

@@ -30,6 +30,7 @@ from ..torch_private import (
     apply_alone,
     are_plain,
     as_eager,
+    autocasts_anything,
     forward_mode,
     has_memory,
     has_modes,
@@ -132,7 +133,7 @@ class Operator:
                 each = iter(_vjp(self._closed(arguments), given, grad))
                 found = [None if arguments[i] is None else next(each) for i in self._tensors]
         return [
-            grad.new_empty(0) if t is None or not wish else _alone(t.detach())
+            grad.new_empty(0) if t is None or not wish else _alone(t)
             for t, wish in zip(found, wanted, strict=True)
         ]
 
@@ -226,9 +227,11 @@ class Operator:
         return getattr(torch.ops.torchldr, self.name).default
 
     def _save(self, ctx: Any, arguments: Arguments, saved: Sequence[Tensor]) -> None:
-        tensors = self._present(arguments)
-        ctx.others = [None if isinstance(a, Tensor) else a for a in arguments]
         ctx.there = [i for i in self._tensors if arguments[i] is not None]
+        tensors = [arguments[i] for i in ctx.there]
+        ctx.others = list(arguments)
+        for i in ctx.there:
+            ctx.others[i] = None
         ctx.save_for_backward(*tensors, *saved)
         if hasattr(ctx, "save_for_forward"):
             ctx.save_for_forward(*tensors, *saved)
@@ -387,15 +390,20 @@ def _jvp(plain: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence
 
 
 def _without_autocast(arguments: Arguments) -> AbstractContextManager[Any]:
+    if not autocasts_anything():
+        return _NOTHING
     device = next(t.device.type for t in arguments if isinstance(t, Tensor))
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
-    return nullcontext()
+    return _NOTHING
+
+
+_NOTHING = nullcontext()
 
 
 def _alone(t: Tensor) -> Tensor:
     """Contiguous, in memory of its own: compilers want alignment, users gradients that share nothing."""
-    t = t.contiguous()
+    t = (t.detach() if t.requires_grad else t).contiguous()
     return t if t.untyped_storage().nbytes() == t.numel() * t.itemsize else t.clone()
 
 

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 import torchldr
 from torchldr.compress.calibration import calibrate
 from torchldr.compress.metric import Metric
+from torchldr.compress.moments import CALL, moments_of
 from torchldr.compress.refit import SHARE, STAGES, WORK, Cost, Moments, Refit
 from torchldr.compress.session import Session
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
-from torchldr.compress.watch import CALL, moments_of
 
 
 def deep(depth: int = 5, size: int = 32) -> nn.Sequential:

@@ -27,11 +27,11 @@ from ..nn.evaluating import evaluating
 from .calibration import Calibration, Seen
 from .candidates import exact
 from .metric import Metric, measured, project, widened
+from .moments import CALL, input_rows, moments_of, ridged_
 from .outputs import called
 from .session import Session
 from .structure import Structure
 from .targets import Unit, dense_parameters
-from .watch import CALL, input_rows, moments_of, ridged_
 
 FITTING = "fitting in order"  # the stage
 SHARE = 0.5  # b

@@ -79,7 +79,7 @@ def check_functional_call(cls: Class, **options: Any) -> None:
 
 def check_compile(cls: Class, **options: Any) -> None:
     """torch.compile gives one graph, the same values and the same gradients."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer = layer_of(cls, 40, 70, **options)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = _vectors(3, 40).requires_grad_()

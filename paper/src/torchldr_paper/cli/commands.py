@@ -96,8 +96,10 @@ def figures_command(
     for wrong in set(names or ()) - set(FIGURES):
         raise typer.BadParameter(unknown("figure", wrong, FIGURES))
     ledger = ledger_to_read(results)
-    shown = {"data_dir": data_dir, "progress": steps(len(names or FIGURES))}
-    paths, left_out = save_figures(ledger, out, names=names, formats=formats, **shown)
+    step = steps(len(names or FIGURES))
+    paths, left_out = save_figures(
+        ledger, out, names=names, formats=formats, data_dir=data_dir, progress=step
+    )
     for path in paths:
         print(path)
     for name, why in left_out.items():

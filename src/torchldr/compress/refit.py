@@ -110,10 +110,12 @@ class Refit:
     def _affordable(self, groups: int, cost: Cost) -> tuple[int, int]:
         """The number of batches and of stages. On average a stage runs half of each model.
 
-        Where the work does not allow the least there is no second fit, unless a time limit decides.
+        There is no second fit where the batches have fewer rows than the least, which fits them and not the
+        model, nor where the work does not allow the least, unless a time limit decides.
         """
-        most = len(self.data.seen)
-        least = min(most, math.ceil(ROWS / max(cost.rows, 1e-9)))
+        most, least = len(self.data.seen), math.ceil(ROWS / max(cost.rows, 1e-9))
+        if least > most:
+            return 0, 0
         for batches in range(most, least - 1, -1):
             stages = min(groups, int((WORK / batches - cost.sums) / max(cost.run, 1)))
             if stages >= min(groups, STAGES):

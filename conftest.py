@@ -86,6 +86,13 @@ def seeded():
 
 
 @pytest.fixture
+def no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No dataset is found in the places where the user may have some."""
+    monkeypatch.delenv("TORCHLDR_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def interruptible():
     """Programs that a test starts can be interrupted, also where the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

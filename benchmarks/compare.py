@@ -138,12 +138,9 @@ def _channels(structure: str, rank: int, n: int, batch: int, mode: str, device: 
 def _fleet(structure: str, rank: int | None, n: int, batch: int, mode: str, device: str) -> Callable[[], Any]:
     import torch
 
-    try:
-        from torchldr_paper import Images, Run
-        from torchldr_paper.trainer.fleet import Fleet
-    except ImportError:
-        from torchldr.experiments import Images, Run  # type: ignore[no-redef]
-        from torchldr.experiments.fleet import Fleet  # type: ignore[no-redef]
+    from torchldr_paper import Images, Run
+    from torchldr_paper.trainer.fleet import Fleet
+
     side = int(n**0.5)
     x, y = torch.randn(1000, n, device=device), torch.randint(0, 10, (1000,), device=device)
     images = Images("mnist_bg_rot", "stand-in", "", (1, side, side), x, y, x, y, 10)

@@ -34,7 +34,7 @@ def row(structure: str, n: int, batch: int) -> dict[str, Any]:
     layer, dense = torchldr.StructuredLinear(n, n, structure=structure).eval(), torch.nn.Linear(n, n).eval()
     x = torch.randn(batch, n)
     served = torchldr.freeze(layer, x)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     programs: dict[str, Callable[[torch.Tensor], Any]] = {
         "linear": dense,
         "linear_compiled": torch.compile(dense),

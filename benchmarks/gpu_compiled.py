@@ -105,7 +105,7 @@ def main() -> None:
         for what, make in (("training", training), ("inference", inference)):
             for mode, value in MODES.items():
                 for structure, rank in STRUCTURES[:2] if given.quick else STRUCTURES:
-                    torch._dynamo.reset()
+                    torch.compiler.reset()
                     calls = {
                         "dense": make(model(n, None, 1), x, value),
                         "ours": make(model(n, structure, rank), x, value),

@@ -42,7 +42,7 @@ def test_every_layer(kind, name, product):
 @pytest.mark.parametrize("name", ["ldr_sd", "ldr_td"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_with_a_compiler(name, inside):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer, x = made("linear", name), torch.randn(5, 12, dtype=torch.float64)
     compiled = {"backend": "aot_eager", "fullgraph": True}
     if inside:

@@ -99,7 +99,7 @@ def test_a_product_whose_tangent_is_lost_is_noticed():
 @pytest.mark.exhaustive
 def test_torch_itself_compiles_all_of_them(name):
     """nn.Linear as the control: what fails here is torch's."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer = nn.Linear(6, 5, dtype=torch.float64)
     inputs = {**{k: p.detach() for k, p in layer.named_parameters()}, "x": torch.randn(3, 6).double()}
     along = {name: torch.randn_like(t) for name, t in inputs.items()}

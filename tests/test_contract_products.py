@@ -139,7 +139,7 @@ def test_eager(cls, regime, product):
 @each_class_in_turn
 def test_compiled(cls, product):
     """One program for all regimes: nothing that it took for granted about the numbers."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     M = member(cls, *SHAPES[0], regimes(cls)[0])
     layer = layer_of(M, product)
     call = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -155,7 +155,7 @@ def test_compiled(cls, product):
     [("ldr_sd", "fast"), pytest.param("toeplitz_like", "dense", marks=pytest.mark.exhaustive)],
 )
 def test_compiled_by_inductor(name, product):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     cls = torchldr.get_structure(name)
     M = member(cls, *SHAPES[0], regimes(cls)[-1])
     layer = layer_of(M, product)
@@ -177,7 +177,7 @@ def test_the_flat_direction(cls, product, n, f):
 @by_product
 @every_operator
 def test_the_flat_direction_compiled(cls, product, n, f):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     M = member(cls, n, n, "near one", f)
     layer = layer_of(M, product)
     call = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -241,7 +241,7 @@ def test_layers_of_several_matrices(kind, name, compiled):
     layer = make(structure=name, rank=2 if torchldr.get_structure(name).ranked else None, dtype=torch.float64)
     x, found = torch.randn(shape, dtype=torch.float64, requires_grad=True), []
     for product in PRODUCTS:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         one = copy.deepcopy(layer)
         one.product = product
         call = torch.compile(one, fullgraph=True, backend="aot_eager") if compiled else one

@@ -75,7 +75,7 @@ def test_recorded_operations_are_the_product(cls, product):
 @pytest.mark.slow
 def test_inductor_computes_blocks_that_are_cut_short():
     """Of one row: a product of two numbers, which inductor fuses with the crop. Monarch's are cut alike."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer = StructuredLinear(20, 33, structure="blast", rank=1)
     x, compiled = torch.randn(1, 20), torch.compile(layer, fullgraph=True)
     found, wanted = compiled(x), layer(x)

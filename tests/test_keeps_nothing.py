@@ -58,7 +58,7 @@ def within(context, call=nn.Module.__call__):
 
 
 def compiled(layer, x):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.compile(layer, backend="eager")(x)
 
 

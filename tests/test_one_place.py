@@ -17,8 +17,6 @@ NAMES = {cls.name for cls in torchldr.structures().values()} - {"dense"}
 
 # What may name classes: the package itself, which exports them. A default value may, too: a layer's class.
 EXCEPTIONS = {"__init__.py"}
-# Folders that still do, and shall not: nothing may be added, and what is clean must go.
-FOR_NOW: set[str] = set()
 MODULES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in ROOT.rglob("*.py")

@@ -37,6 +37,8 @@ from torchldr_paper.ledger.weights import Network, save_network, weights_path
 from torchldr_paper.trainer.selection import select_best, select_mean
 from torchldr_paper.trainer.training import Outcome, outcome_json
 
+pytestmark = pytest.mark.usefixtures("no_data_of_the_user")
+
 
 @cache
 def _parameters(data: str, model: str, method: tuple[Any, ...]) -> int:
@@ -101,12 +103,6 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     fill(ledger, [keep_table(get_table("rank"), parse_filters(["dataset=cifar10_grey"]))], seeds=2)
     fill(ledger, [keep_table(get_table("shl"), parse_filters(["dataset=mnist_bg_rot"]))])
     return ledger
-
-
-@pytest.fixture(autouse=True)
-def no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("TORCHLDR_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .compress import CompressionReport, compress_, materialize_
-from .compress.checkpoint.files import PICKLES, read_tensors
-from .compress.checkpoint.storage import check_target, new_folder
+from .compress.checkpoint.folder import check_target, new_folder
+from .compress.checkpoint.weights import PICKLES, read_tensors
 from .compress.replacing import build
 from .compress.selection import Spec
 from .core.pretrained import METHOD, VERSIONS

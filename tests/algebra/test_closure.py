@@ -14,7 +14,6 @@ from torchldr.testing import member
 
 CLASSES = list(torchldr.structures().values())
 classes, seeds = st.sampled_from(CLASSES), st.integers(0, 2**31)
-GENERATED = ["toeplitz_like", "hankel_like", "ldr_sd", "vandermonde_like", "cauchy_like"]
 pairs = st.tuples(classes, classes)
 EPS = torch.finfo(torch.float64).eps
 

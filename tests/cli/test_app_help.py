@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from torchldr import cli
-from torchldr.cli import bar, options, steps
+from torchldr.cli import bar, options
 
 HEAVY = {"torch", "numpy", "scipy", "matplotlib"}
 
@@ -117,14 +117,6 @@ def test_every_name_is_there_in_the_process_of_a_command():
     assert ran.returncode == 0, ran.stderr
 
 
-def test_progress_in_a_pipe_is_plain_lines(capsys):
-    with steps(3) as step:
-        for name in ("one", "two", "three"):
-            step(name)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["[1/3] one", "[2/3] two", "[3/3] three"]
-
-
 def all_of(terminal: int) -> str:
     """What was written to a terminal that is closed on the other side."""
     parts = []
@@ -133,20 +125,6 @@ def all_of(terminal: int) -> str:
             parts.append(part)
     os.close(terminal)
     return b"".join(parts).decode()
-
-
-def test_progress_on_a_terminal_is_a_bar_with_the_time_left(monkeypatch):
-    reading, writing = pty.openpty()
-    with os.fdopen(writing, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setenv("TERM", "xterm")
-        with steps(2) as step:
-            step("one")
-            step("two")
-    shown = all_of(reading)
-    assert "two" in shown  # the first may be gone before the bar is drawn
-    assert "2/2" in shown
-    assert "left" in shown
 
 
 def test_a_bar_shows_stages_on_a_terminal_and_nothing_in_a_pipe(monkeypatch, capsys):

@@ -16,7 +16,7 @@ from torch import nn
 
 import torchldr
 from torchldr import cli
-from torchldr.compress import looks
+from torchldr.compress import errors
 
 LOW = ("--structures", "low_rank")
 
@@ -311,7 +311,7 @@ def test_a_budget_that_cannot_be_met(run, file, tmp_path):
 
 @pytest.mark.parametrize("budgets", [[2], [2, "10 B", 0.0001]])
 def test_analyze_tries_nothing_for_budgets_that_cannot_be_met(run, file, monkeypatch, budgets):
-    monkeypatch.setattr("torchldr.compress.analysis.weights.errors_of", None)
+    monkeypatch.setattr("torchldr.compress.analysis.analyze.errors_of", None)
     code, out, err = run("analyze", file, "--budget", *budgets)
     assert (code, out) == (2, "")
     assert "a budget of 2 parameters is too small" in flat(err)
@@ -384,14 +384,14 @@ def test_without_matplotlib_one_line_says_what_to_install(run, file, tmp_path, m
 @pytest.fixture
 def interrupted(interruptible, monkeypatch):
     """Somebody presses Ctrl-C in the second piece of work."""
-    work, calls = looks.looks_of, itertools.count()
+    work, calls = errors.projection_errors, itertools.count()
 
     def then(*given):
         if next(calls):
             signal.raise_signal(signal.SIGINT)
         return work(*given)
 
-    monkeypatch.setattr(looks, "looks_of", then)
+    monkeypatch.setattr(errors, "projection_errors", then)
 
 
 @pytest.mark.usefixtures("interrupted")

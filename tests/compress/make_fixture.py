@@ -1,4 +1,4 @@
-"""Write the fixture of a format version: run once when a version is made, never over an older one.
+"""Write the fixtures of the formats: run when a version is made, which never writes over an older one.
 
 python tests/compress/make_fixture.py
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torchldr
 
-FOLDER = Path(__file__).parent / "fixtures" / "version1"
+FOLDERS = {version: Path(__file__).parent / "fixtures" / f"version{version}" for version in (1, 2)}
 
 
 class Model(nn.Module):
@@ -61,14 +61,18 @@ def make() -> tuple[Model, Tensor]:
 
 
 def main() -> None:
-    if FOLDER.exists():
-        raise SystemExit(f"{FOLDER} exists: what was written by an older version must not change.")
     model, x = make()
-    with torch.no_grad():
-        y = model(x)
-    torchldr.save_compressed(model, FOLDER)
-    expected = {"input": x.tolist(), "output": y.tolist()}
-    (FOLDER / "expected.json").write_text(json.dumps(expected) + "\n")
+    for version, folder in FOLDERS.items():
+        if version == 2:
+            torchldr.quantize_(model)
+        if folder.exists():
+            print(f"{folder} exists: what was written by an older version must not change.")
+            continue
+        with torch.no_grad():
+            y = model(x)
+        torchldr.save_compressed(model, folder)
+        expected = {"input": x.tolist(), "output": y.tolist()}
+        (folder / "expected.json").write_text(json.dumps(expected) + "\n")
 
 
 if __name__ == "__main__":

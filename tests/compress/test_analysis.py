@@ -67,7 +67,7 @@ def test_three_classes_are_refined_for_each_budget(monkeypatch):
         seen.append((effort, [s.name for s in structures]))
         return [(really if effort == 1 else looks)[s.name] ** 2 for s in structures]
 
-    monkeypatch.setattr("torchldr.compress.looks.looks_of", made_up)
+    monkeypatch.setattr("torchldr.compress.errors.projection_errors", made_up)
     names = ["vandermonde_like", "toeplitz_like", "cauchy_like", "hankel_like"]
     found = torchldr.analyze({"W": torch.randn(64, 64)}, budget=0.05, structures=names, ranks=[1])
     assert sorted(name for effort, (name,) in seen if effort == 1) == sorted(really)

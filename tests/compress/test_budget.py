@@ -14,8 +14,8 @@ import torchldr
 from torchldr.compress import Bytes, Latency, parse_budget
 from torchldr.compress.budget import Stopwatch, budget_text
 from torchldr.compress.candidates import Candidate, Search, charged
-from torchldr.compress.checkpoint.files import TensorWeight
-from torchldr.compress.looks import looks_of
+from torchldr.compress.checkpoint.weights import TensorWeight
+from torchldr.compress.errors import projection_errors
 from torchldr.compress.metric import Metric
 from torchldr.compress.sharing import share_out
 
@@ -188,14 +188,14 @@ def test_errors_are_those_of_the_projections():
         torchldr.Structure("toeplitz_like", 2),
         torchldr.Structure("dense"),
     ]
-    found = looks_of([W], Metric().relative(1, [W]), some, 0, 0.1)
+    found = projection_errors([W], Metric().relative(1, [W]), some, 0, 0.1)
     for structure, error in zip(some[:2], found, strict=False):
         expected = torchldr.from_dense(W, structure.name, structure.rank, effort=0.1).residual
         assert error**0.5 == pytest.approx(expected, rel=1e-9)
     assert found[2] == 0
     low = torchldr.LowRank.random(40, 36, rank=3).to_dense()
     ranks = [torchldr.Structure("low_rank", r) for r in (3, 4)]
-    assert looks_of([low], Metric(), ranks, 0, 0.1) == [0, 0]  # not rounding errors
+    assert projection_errors([low], Metric(), ranks, 0, 0.1) == [0, 0]  # not rounding errors
 
 
 GOOD = [
@@ -246,13 +246,13 @@ def test_of_large_weights_two_of_a_shape_decide_for_the_others(monkeypatch, near
         cls = torchldr.ToeplitzLike if near else torchldr.LowRank
         layer.weight.data = cls.random(32, 32, rank=1 if near else 4).to_dense()
     tried: list[str] = []
-    real = torchldr.compress.looks.looks_of
+    real = torchldr.compress.errors.projection_errors
 
     def counted(matrices, metric, structures, *more):
         tried.extend(structure.name for structure in structures if structure.name != "low_rank")
         return real(matrices, metric, structures, *more)
 
-    monkeypatch.setattr("torchldr.compress.looks.looks_of", counted)
+    monkeypatch.setattr("torchldr.compress.errors.projection_errors", counted)
     report = torchldr.compress_(model, 0.15, structures=("low_rank", "toeplitz_like"))
     if near:
         assert {row.structure for row in report.layers} == {"toeplitz_like"}

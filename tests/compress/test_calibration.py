@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import torchldr
 from torchldr.compress.calibration import calibrate
-from torchldr.compress.looks import DEADLINE, bound
+from torchldr.compress.errors import DEADLINE, bound
 from torchldr.compress.metric import Metric
 from torchldr.compress.outputs import main_output
 from torchldr.compress.session import Session
@@ -171,7 +171,7 @@ def test_the_clock_decides_nothing(monkeypatch):
 
 def test_enough_data_is_enough(monkeypatch):
     """Batches after that are not even asked for, so that more data do not give another result."""
-    monkeypatch.setattr(torchldr.compress.watch, "ENOUGH", 16)
+    monkeypatch.setattr(torchldr.compress.moments, "ENOUGH", 16)
     models, taken = [network()] * 2, []
     models[1] = copy.deepcopy(models[0])
     for model, count in zip(models, (40, 80), strict=True):
@@ -218,14 +218,14 @@ def test_the_uniform_share_is_taken_where_it_is_measured_to_be_better(monkeypatc
     """A search that is misled (all errors in one layer) must not do worse than the same share for all."""
     torch.manual_seed(1)
     dense, loader = network(), [spread(100) for _ in range(6)]
-    real = torchldr.compress.watch.Watch.metric
+    real = torchldr.compress.moments.MomentHooks.metric
 
     def misled(self, unit):
         metric = real(self, unit)
         return Metric(metric.inputs, metric.outputs, metric.scale * (1e6 if unit.name == "0" else 1.0))
 
     honest = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
-    monkeypatch.setattr("torchldr.compress.watch.Watch.metric", misled)
+    monkeypatch.setattr("torchldr.compress.moments.MomentHooks.metric", misled)
     report = torchldr.compress_(copy.deepcopy(dense), 0.4, structures=["low_rank"], loader=loader)
     assert any("same share" in note for note in report.notes)
     assert report.distance < 3 * honest.distance

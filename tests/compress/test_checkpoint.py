@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from safetensors.torch import save_file
 
-from torchldr.compress.checkpoint.files import read_tensors
+from torchldr.compress.checkpoint.weights import read_tensors
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 

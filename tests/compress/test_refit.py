@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 import torchldr
 from torchldr.compress.calibration import calibrate
 from torchldr.compress.metric import Metric
+from torchldr.compress.moments import CALL, moments_of
 from torchldr.compress.refit import SHARE, STAGES, WORK, Cost, Moments, Refit
 from torchldr.compress.session import Session
 from torchldr.compress.structure import Structure
 from torchldr.compress.targets import find_units
-from torchldr.compress.watch import CALL, moments_of
 
 
 def deep(depth: int = 5, size: int = 32) -> nn.Sequential:
@@ -272,7 +272,7 @@ def test_moments_of_narrow_numbers_are_summed_in_wide_ones(dtype: torch.dtype) -
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).to(dtype)
     span = torch.randn(6, 64)
-    loader = [(torch.randn(64, 6) @ span).to(dtype) for _ in range(8)]
+    loader = [(torch.randn(64, 6) @ span).to(dtype) for _ in range(24)]
     found = []
     for net, given in ((model, loader), (copy.deepcopy(model).double(), [x.double() for x in loader])):
         refit = fit(net, Structure("low_rank", rank=4), given)
@@ -324,6 +324,7 @@ def test_work_decides_how_many_stages() -> None:
     assert refit._affordable(20, dear) == (16, STAGES)
     refit.session.time_limit = None
     assert refit._affordable(20, some._replace(run=1)) == (most, 20)
+    assert refit._affordable(20, some._replace(run=1, rows=0.2)) == (0, 0)  # 40 batches would be the least
 
 
 def test_where_time_is_up_what_was_fitted_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

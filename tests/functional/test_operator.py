@@ -251,7 +251,7 @@ def recorded(
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     forward, backward = [], []
     keep = lambda graphs: lambda graph, _: graphs.append(graph) or make_boxed_func(graph.forward)
     backend = aot_autograd(fw_compiler=keep(forward), bw_compiler=keep(backward))
@@ -276,7 +276,7 @@ def test_a_compiler_sees_one_node_and_one_for_the_gradient(shift):
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "vmap of grad", "hessian"])
 def test_torch_func_under_a_compiler(transform):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     x, w, _, k = given(2, 3)
 
     def of(f):
@@ -294,7 +294,7 @@ def test_torch_func_under_a_compiler(transform):
 
 
 def test_duals_that_come_into_a_compiled_function():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(lambda x, w: TOY(x, w, None, 2), backend="aot_eager", fullgraph=True)
     x, w, u, _ = given()
     same(compiled(x, w), definition(x, w, None, 2))

@@ -318,7 +318,7 @@ def test_inference_mode_and_threads(name, product):
 
 @every_kind
 def test_compilers_and_export(name, product):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = model_of(name, product)
     served, x = freeze(model), rows(3, 24)
     compiled = torch.compile(served, backend="aot_eager", fullgraph=True)

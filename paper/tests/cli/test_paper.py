@@ -25,12 +25,7 @@ from torchldr_paper.cli.sweeps import parse_options  # noqa: E402
 from torchldr_paper.trainer.progress import Event, Progress  # noqa: E402
 
 QUICK = ["--epochs", "1", "--trials", "1", "--lr", "0.001", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHLDR_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+pytestmark = pytest.mark.usefixtures("no_data_of_the_user")
 
 
 def call(*arguments: str) -> Any:

@@ -25,12 +25,7 @@ from torchldr_paper.report.sections import sections
 from ..test_figures import fill, made_up
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & 'mine'.npz"
-
-
-@pytest.fixture(autouse=True)
-def no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("TORCHLDR_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("no_data_of_the_user")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,6 @@
 
 from .app import command_line, main
 from .options import AsJson, Many, wrong_use
-from .printing import Line, bar, say, show, steps
+from .printing import bar, say, show
 
-__all__ = ["AsJson", "Line", "Many", "bar", "command_line", "main", "say", "show", "steps", "wrong_use"]
+__all__ = ["AsJson", "Many", "bar", "command_line", "main", "say", "show", "wrong_use"]

@@ -65,8 +65,8 @@ def analyze_command(
 
     Residual against size, class by class, and the best choice for each budget.
     """
+    from ..compress.analysis.analyze import BUDGETS, analyze
     from ..compress.analysis.result import check_picture
-    from ..compress.analysis.weights import BUDGETS, analyze
     from ..compress.structure import write_plan
 
     budgets = [_budget(text, batch) for text in budget or ()]
@@ -124,8 +124,8 @@ def compress_command(
     A folder with a config.json is a Hugging Face model, and so is the result.
     """
     from ..compress.candidates import CANDIDATES
-    from ..compress.checkpoint.files import compress_weights
-    from ..compress.checkpoint.storage import check_target, dense_beside, save_weights
+    from ..compress.checkpoint.folder import check_target, dense_beside, save_weights
+    from ..compress.checkpoint.weights import compress_weights
     from ..compress.structure import read_plan
 
     if (budget is None) == (plan is None):

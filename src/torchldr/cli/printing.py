@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 from ..json_text import json_text
@@ -18,57 +16,6 @@ from ..tables import Column, table_lines, wrapped
 def say(message: str) -> None:
     """A message to the user: stderr, so that stdout holds results alone."""
     print(message, file=sys.stderr, flush=True)
-
-
-class Line:
-    """A last line on stderr that is written over, on a terminal; elsewhere it is not shown."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        self.terminal = self._console.is_terminal
-        self._live = Live("", console=self._console, transient=True, refresh_per_second=5)
-
-    def show(self, text: str) -> None:
-        """Write a text over the one before."""
-        self._live.update(text)
-
-    def say(self, text: str) -> None:
-        """Print a text that stays, above the line."""
-        self._console.print(text)
-
-    def __enter__(self) -> Line:
-        if self.terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-
-@contextmanager
-def steps(total: int) -> Iterator[Callable[[str], None]]:
-    """Progress of a long command on stderr: a function to call with a line when a step is done.
-
-    Each line has its number, and the time left.
-
-    Args:
-        total: how many steps there are.
-    """
-    start, done = time.monotonic(), 0
-    with Line() as last:
-
-        def step(text: str) -> None:
-            nonlocal done
-            done += 1
-            spent = int(time.monotonic() - start)
-            left = f"about {timedelta(seconds=spent * (total - done) // done)} left"
-            last.say(f"[{done}/{total}] {text}" + (f", {left}" if done < total and not last.terminal else ""))
-            last.show(f"{done}/{total}, {timedelta(seconds=spent)}, {left}")
-
-        yield step
 
 
 @contextmanager

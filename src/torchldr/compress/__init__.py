@@ -1,17 +1,17 @@
 """Whole models: what their weights could become, dense layers replaced by structured ones, and back."""
 
+from .analysis.analyze import analyze
 from .analysis.result import Analysis, Plan, Trial, WeightAnalysis
-from .analysis.weights import analyze
 from .api import compress_
 from .budget import Bytes, Latency, parse_budget
-from .checkpoint.files import compress_weights
-from .checkpoint.storage import load_weights, save_weights
+from .checkpoint.folder import load_weights, save_weights
+from .checkpoint.weights import compress_weights
 from .finetuning.groups import OPERATOR_RATE, even_factors, parameter_groups
 from .finetuning.loop import FinetuneResult, Step, finetune
 from .finetuning.teacher import Distillation
+from .folder import load_compressed, save_compressed
 from .replacing import materialize_
 from .report import CompressionReport, LayerReport
-from .storage import load_compressed, save_compressed
 from .structure import Structure, read_plan, write_plan
 
 __all__ = [

@@ -17,7 +17,7 @@ from ..progress import Report, silent
 from .budget import Budget
 from .calibration import Calibration, calibrate, given_metrics
 from .candidates import CANDIDATES, check_finite, exact
-from .looks import DEADLINE, project_all
+from .errors import DEADLINE, project_all
 from .outputs import LOGITS
 from .refit import Refit
 from .replacing import REPLACED, install
@@ -130,7 +130,7 @@ def compress_(
                 notes.append("every weight has the same share: outputs were nearer so on batches held out")
         install(model, zip(units, found.structures, made, strict=True), copy=True)
     left |= found.stays
-    vectors, rows = described(units, found.structures, made, found.watch)
+    vectors, rows = described(units, found.structures, made, found.stopwatch)
     notes = [*found.notes, *notes]
     logits = data is not None and bool(data.held) and data.held[0].name == LOGITS
     result = CompressionReport(

@@ -15,7 +15,7 @@ from ..core.checks import checked_int
 from ..nn import MatrixStack
 from ..timing import minimum_seconds
 from .candidates import Weight
-from .layers import quiet_linear
+from .filling import quiet_linear
 from .session import check_count
 from .structure import DENSE, Structure
 

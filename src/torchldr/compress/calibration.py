@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 from ..matrices import Projection
 from ..nn.evaluating import evaluating
 from .metric import Metric
+from .moments import MomentHooks, ridged_
 from .outputs import LOGITS, called, copied, distance, kept, main_output
 from .report import FITTED
 from .session import Session
 from .targets import RECURRENT, Unit, dense_parameters
-from .watch import Watch, ridged_
 
 CALIBRATING = "calibrating"  # the stage
 SHARE = 0.45  # of a time limit, at most
@@ -82,20 +82,20 @@ def calibrate(
 
     Gradients are taken of random combinations of the output, so that their second moments are those of the
     output's derivatives. For logits they are gradients of the log-likelihood of labels drawn from the model.
-    Without a number of batches, `Watch.enough` decides when to stop; for `output` see `main_output`.
+    Without a number of batches, `MomentHooks.enough` decides when to stop; for `output` see `main_output`.
     """
     report, found = session.report, Calibration()
     total = length_hint(loader, batches or 0)
     total = total if batches is None else min(total, batches)
     report(CALIBRATING, 0, total)
-    watch = Watch(units, torch.Generator().manual_seed(session.seed))
-    with evaluating(model), _gradients(units), watch.hooked():
+    hooks = MomentHooks(units, torch.Generator().manual_seed(session.seed))
+    with evaluating(model), _gradients(units), hooks.hooked():
         room, batch, stream = _BYTES, None, islice(loader, batches)
         for i, batch in enumerate(stream):
             if i % EVERY == EVERY - 1 and len(found.held) < HELD:
                 found.held.append(_hold(batch, model, output))
             else:
-                one = Seen(copied(batch), watch.see(model, batch, output))
+                one = Seen(copied(batch), hooks.see(model, batch, output))
                 room -= sum(t.nbytes for t in pytree.tree_leaves(tuple(one)) if _is_strided(t))
                 if not found.seen or room >= 0:
                     found.seen.append(one)
@@ -106,7 +106,7 @@ def calibrate(
                 of = f" of {total}" if total else ""
                 found.notes.append(f"the time limit left out batches: {i + 1}{of} were looked at")
                 break
-            if watch.enough():
+            if hooks.enough():
                 break
         if not found.seen:
             raise ValueError("compress_: the loader gave no batch (a generator gives its batches once).")
@@ -114,10 +114,10 @@ def calibrate(
             spare = [*islice(stream, 1)]  # where few were enough
             found.notes += [] if spare else [FITTED]
             found.held.append(_hold(spare[0] if spare else batch, model, output))
-    for name, seen in watch.moments.items():
+    for name, seen in hooks.moments.items():
         if any(not t.isfinite().all() for t in (seen.inputs, seen.outputs) if t is not None):
             raise ValueError(f"compress_: the inputs of {name} on the loader's batches are not all finite.")
-    found.metrics = {unit.name: watch.metric(unit) for unit in units}
+    found.metrics = {unit.name: hooks.metric(unit) for unit in units}
     return found
 
 

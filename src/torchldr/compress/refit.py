@@ -27,11 +27,11 @@ from ..nn.evaluating import evaluating
 from .calibration import Calibration, Seen
 from .candidates import exact
 from .metric import Metric, measured, project, widened
+from .moments import CALL, input_rows, moments_of, ridged_
 from .outputs import called
 from .session import Session
 from .structure import Structure
 from .targets import Unit, dense_parameters
-from .watch import CALL, input_rows, moments_of, ridged_
 
 FITTING = "fitting in order"  # the stage
 SHARE = 0.5  # b
@@ -110,10 +110,12 @@ class Refit:
     def _affordable(self, groups: int, cost: Cost) -> tuple[int, int]:
         """The number of batches and of stages. On average a stage runs half of each model.
 
-        Where the work does not allow the least there is no second fit, unless a time limit decides.
+        There is no second fit where the batches have fewer rows than the least, which fits them and not the
+        model, nor where the work does not allow the least, unless a time limit decides.
         """
-        most = len(self.data.seen)
-        least = min(most, math.ceil(ROWS / max(cost.rows, 1e-9)))
+        most, least = len(self.data.seen), math.ceil(ROWS / max(cost.rows, 1e-9))
+        if least > most:
+            return 0, 0
         for batches in range(most, least - 1, -1):
             stages = min(groups, int((WORK / batches - cost.sums) / max(cost.run, 1)))
             if stages >= min(groups, STAGES):

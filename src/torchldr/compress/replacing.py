@@ -18,7 +18,7 @@ from ..nn.pointwise import StructuredPointwise
 from ..nn.recurrent.base import StructuredRecurrent
 from ..nn.replace import dense_linear, own_parameter, replace_modules
 from ..nn.tensors import runs_as_made
-from .layers import fill, quiet_linear, quiet_recurrent, split_attention
+from .filling import fill, quiet_linear, quiet_recurrent, split_attention
 from .structure import Structure
 from .targets import RECURRENT, Unit, check_unwrapped, parts_of
 

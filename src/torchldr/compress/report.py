@@ -188,18 +188,18 @@ def described(
     weights: Sequence[Weight],
     structures: Sequence[Structure],
     made: Sequence[Sequence[Projection]],
-    watch: Stopwatch | None,
+    stopwatch: Stopwatch | None,
 ) -> tuple[int, tuple[LayerReport, ...]]:
     """The rows of a report, and the number of vectors in a timed call."""
-    watch = watch or Stopwatch(VECTORS, 3, 0.002)
-    return watch.batch, tuple(map(partial(_describe, watch), weights, structures, made))
+    stopwatch = stopwatch or Stopwatch(VECTORS, 3, 0.002)
+    return stopwatch.batch, tuple(map(partial(_describe, stopwatch), weights, structures, made))
 
 
 def _describe(
-    watch: Stopwatch, weight: Weight, structure: Structure, found: Sequence[Projection]
+    stopwatch: Stopwatch, weight: Weight, structure: Structure, found: Sequence[Projection]
 ) -> LayerReport:
     """The row of a weight and its projections (none if it stays dense)."""
-    matrices, (before, after) = weight.matrices, watch(weight, [DENSE, structure])
+    matrices, (before, after) = weight.matrices, stopwatch(weight, [DENSE, structure])
     operations = [structure.multiply_adds(*W.shape) for W in matrices]
     known = [count for count in operations if count is not None]
     squares = [float(W.to("cpu", torch.float64).square().sum()) for W in matrices]

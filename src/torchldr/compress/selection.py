@@ -17,7 +17,7 @@ from .budget import (
     no_room,
 )  # fmt: skip
 from .candidates import Candidate, Search, Weight, at_once, charged, class_names, priced
-from .looks import CHOOSING, Errors, Task, errors_of, plain_looks, within
+from .errors import CHOOSING, Errors, Task, errors_of, plain_errors, within
 from .session import Session
 from .sharing import price_of, share_out, whole_plans
 from .structure import DENSE, Structure, matching
@@ -45,7 +45,7 @@ class Choices:
     alone: list[list[Structure]] = field(default_factory=list)
     uniform: list[list[Structure]] = field(default_factory=list)
     notes: tuple[str, ...] = ()  # what was skipped, and why
-    watch: Stopwatch | None = None  # the timings, for a latency budget
+    stopwatch: Stopwatch | None = None  # the timings, for a latency budget
 
 
 def check_spec(who: str, spec: object) -> None:
@@ -102,18 +102,18 @@ def chosen(
     if not weights:
         return Choices([])
     limit, unit, costs = allowance(spec, weights)
-    look = _Look(names, weights, costs, limit, session)
-    rows = look.rows()
+    screen = _Screen(names, weights, costs, limit, session)
+    rows = screen.rows()
     taken = share_out(rows, limit, unit, who)
-    structures, notes = [c.structure for c in taken], tuple(look.notes)
+    structures, notes = [c.structure for c in taken], tuple(screen.notes)
     if isinstance(costs, Stopwatch):
-        return Choices(structures, notes=notes, watch=costs)
+        return Choices(structures, notes=notes, stopwatch=costs)
     alone, uniform = whole_plans(rows, limit)
     return Choices(structures, {}, alone[:1], uniform, notes)
 
 
 @dataclass
-class _Look:
+class _Screen:
     """Candidates for every weight: low rank at once, other classes where they could be chosen.
 
     Projections in a metric are slow. So a class is skipped if a lower bound of its error rules it out. On
@@ -146,8 +146,8 @@ class _Look:
         bounded = [each if place in some else [] for place, each in enumerate(others)]
         self.errors = errors_of(self.session, CHOOSING, self.weights, [*enumerate(self.low)])
         both = zip(self.weights, self.low, bounded, strict=True)
-        looks = [plain_looks(weight, low, each, self.session.seed) for weight, low, each in both]
-        self.plain, bounds = [plain for plain, _ in looks], [least for _, least in looks]
+        pairs = [plain_errors(weight, low, each, self.session.seed) for weight, low, each in both]
+        self.plain, bounds = [plain for plain, _ in pairs], [least for _, least in pairs]
         small, large = self._hopeful(bounds)
         pilots = {key: _pilots(tasks) for key, tasks in large.items()}
         self._try([task for tasks in pilots.values() for task in tasks], plain=True)

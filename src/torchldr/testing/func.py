@@ -119,7 +119,7 @@ def check_transformation(
     product, transformation = layer_product(layer, mode), TRANSFORMATIONS[name]
     run = lambda inputs, along: transformation(product, inputs, along)
     if backend is not None:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         run = torch.compile(run, fullgraph=True, backend=backend)
     wanted = transformation(dense_product(layer), inputs, along)
     how = "eager" if backend is None else f"compiled by {backend}"

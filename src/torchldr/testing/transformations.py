@@ -79,7 +79,7 @@ def check_functional_call(cls: Class, **options: Any) -> None:
 
 def check_compile(cls: Class, **options: Any) -> None:
     """torch.compile gives one graph, the same values and the same gradients."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     layer = layer_of(cls, 40, 70, **options)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = _vectors(3, 40).requires_grad_()
@@ -106,9 +106,7 @@ def _vectors(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
 
 
-def _same(
-    layer: StructuredLinear, what: str, got: Tensor, want: Tensor, rtol: float = 1e-5, atol: float = 1e-8
-) -> None:
+def _same(layer: StructuredLinear, what: str, got: Tensor, want: Tensor) -> None:
     scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
-    if got.shape != want.shape or not torch.allclose(got, want, rtol=rtol, atol=atol * scale):
+    if got.shape != want.shape or not torch.allclose(got, want, rtol=1e-5, atol=1e-8 * scale):
         raise AssertionError(f"{layer!r}: {what} is something else.")

@@ -1,12 +1,9 @@
-"""How operators stand, and the benchmark that follows them in training."""
+"""What `operator_report` says, and the growth of powers."""
 
 from __future__ import annotations
 
 import json
 import math
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +11,6 @@ import torch
 import torchldr
 from torchldr.functional.reference import krylov_of_ring_reference
 from torchldr.matrices.ldr_td.operators import growth_rate
-
-SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "tridiagonal_learning.py"
 
 
 def test_a_report_of_known_operators() -> None:
@@ -55,21 +50,3 @@ def test_growth_beyond_any_dtype_and_to_zero() -> None:
     lower = (torch.arange(5) > 0).double()  # a shift: A^5 = 0
     first = torch.eye(5, dtype=torch.float64)[:1]
     assert growth_rate(2 * lower, 0 * lower, 0 * lower, first, 9) == pytest.approx(math.log(2))
-
-
-def test_the_benchmark_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    out = tmp_path / "learning.jsonl"
-    arguments = ["--quick", "--tasks", "signals", "--layers", "low_rank", "ldr_td", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["low_rank", "ldr_td"]
-    assert rows[0]["hidden_parameters"] == rows[1]["hidden_parameters"]
-    epochs = rows[1]["epochs"]
-    assert len(epochs) == 2
-    assert epochs[0]["operators"][0]["subdiagonal"] == [1, 1]
-    assert epochs[1]["operators"][0]["subdiagonal"] != [1, 1]
-    assert 0 <= epochs[1]["test"] <= 1
-    assert "growth" in capsys.readouterr().out

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchldr.cli import AsJson, say, show, steps, wrong_use
+from torchldr.cli import AsJson, say, show, wrong_use
 from torchldr.json_text import json_text
 from torchldr.whole_file import whole_file
+
+from .progress import steps
 
 if TYPE_CHECKING:
     from ..bench.grid import Grid
@@ -96,14 +98,13 @@ def run(grid: Grid, setting: Setting) -> tuple[Rows, bool]:
 
     cases = list(grid.cases())
     rows: Rows = []
-    start = time.monotonic()
+    start, step = time.monotonic(), steps(len(cases))
     try:
-        with steps(len(cases)) as step:
-            for case in cases:
-                if grid.deadline is not None and time.monotonic() - start > grid.deadline:
-                    break
-                rows.append(measure.measure(case, setting))
-                step(f"{case}: {rows[-1]['ratio']:.3g} ({rows[-1]['path']})")
+        for case in cases:
+            if grid.deadline is not None and time.monotonic() - start > grid.deadline:
+                break
+            rows.append(measure.measure(case, setting))
+            step(f"{case}: {rows[-1]['ratio']:.3g} ({rows[-1]['path']})")
     except KeyboardInterrupt:
         say(f"interrupted: {len(rows)} of {len(cases)} cases were measured")
         return rows, True

@@ -13,10 +13,11 @@ from typing import Annotated
 
 import typer
 
-from torchldr.cli import AsJson, say, show, steps
+from torchldr.cli import AsJson, say, show
 
 from ..messages import unknown
 from .options import DataDir, Results
+from .progress import steps
 
 _THEORY_COLUMNS = (
     "model", "hidden", "structure", "rank", "parameters", "vc_bound", "of_dense", "samples", "degree",
@@ -69,9 +70,8 @@ def report_command(
     from .sweeps import ledger_to_read
 
     ledger = ledger_to_read(results)
-    with steps(len(FIGURES) if figures else 0) as step:
-        path = report(ledger, out, figures=figures, data_dir=data_dir, progress=step)
-    print(path)
+    step = steps(len(FIGURES) if figures else 0)
+    print(report(ledger, out, figures=figures, data_dir=data_dir, progress=step))
 
 
 def figures_command(
@@ -96,10 +96,10 @@ def figures_command(
     for wrong in set(names or ()) - set(FIGURES):
         raise typer.BadParameter(unknown("figure", wrong, FIGURES))
     ledger = ledger_to_read(results)
-    with steps(len(names or FIGURES)) as step:
-        paths, left_out = save_figures(
-            ledger, out, names=names, formats=formats, data_dir=data_dir, progress=step
-        )
+    step = steps(len(names or FIGURES))
+    paths, left_out = save_figures(
+        ledger, out, names=names, formats=formats, data_dir=data_dir, progress=step
+    )
     for path in paths:
         print(path)
     for name, why in left_out.items():

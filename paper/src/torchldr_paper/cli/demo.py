@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from torchldr.cli import AsJson, say, show, steps
+from torchldr.cli import AsJson, say, show
+
+from .progress import steps
 
 
 def demo_command(
@@ -25,8 +27,7 @@ def demo_command(
 
     from .. import demo
 
-    with steps(len(structures())) as step:
-        result = demo.run(steps=adam, seed=seed, progress=step)
+    result = demo.run(steps=adam, seed=seed, progress=steps(len(structures())))
     show(result.rows, as_json, title=None if as_json else demo.TITLE)
     say(demo.NOTE)
     saved = demo.save_picture(result, out)

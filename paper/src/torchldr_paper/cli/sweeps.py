@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import typer
 
-from torchldr.cli import Line, say, show
+from torchldr.cli import say, show
 from torchldr.matrices import get_structure
 
 from ..ledger.ledger import Ledger
@@ -27,6 +27,7 @@ from ..trainer.parallel import Backend, Processes, train_images
 from ..trainer.progress import Progress, no_log, tensorboard_log
 from ..trainer.sweep import Library, Report, missing, sweep
 from .options import HERE, Sweep
+from .progress import Line
 
 T = TypeVar("T")
 

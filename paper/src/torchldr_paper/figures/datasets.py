@@ -23,13 +23,12 @@ DataDir = str | os.PathLike[str] | None
 
 
 @styled
-def examples(data_dir: DataDir = None, names: list[str] | None = None, columns: int = COLUMNS) -> Picture:
+def examples(data_dir: DataDir = None, names: list[str] | None = None) -> Picture:
     """A row of training images of every dataset that is here or can be made here.
 
     Args:
         data_dir: a data folder, see `torchldr_paper.data`.
         names: which datasets; those that can be loaded by default.
-        columns: images a row, the classes in turn.
 
     Raises:
         NothingToDrawError: where none can be loaded.
@@ -40,7 +39,7 @@ def examples(data_dir: DataDir = None, names: list[str] | None = None, columns: 
     for name in names:
         try:
             data = datasets.load(name, data_dir)
-            rows.append((name, data.source, as_pixels(data.train_x[choose(data.train_y, columns)])))
+            rows.append((name, data.source, as_pixels(data.train_x[choose(data.train_y, COLUMNS)])))
             del data  # before the next is loaded: two would need the memory of both
         except DataFileError:
             damaged.append(name)
@@ -48,7 +47,7 @@ def examples(data_dir: DataDir = None, names: list[str] | None = None, columns: 
         raise NothingToDrawError(
             "no dataset is here and none can be made; see what is missing with: torchldr data list"
         )
-    figure, axes = new_figure(9.6, 0.72 * len(rows) + 0.1, len(rows), columns)
+    figure, axes = new_figure(9.6, 0.72 * len(rows) + 0.1, len(rows), COLUMNS)
     for line, (name, source, images) in zip(axes, rows, strict=True):
         for ax in line:
             ax.axis("off")

@@ -145,22 +145,22 @@ def choose_runs(
     return chosen
 
 
-def _inputs(dataset: str, data_dir: DataDir, count: int = 16) -> NDArray[Any] | None:
-    """Training images, (count, c, h, w), or None where the dataset is not here."""
+def _inputs(dataset: str, data_dir: DataDir) -> NDArray[Any] | None:
+    """16 training images, (16, c, h, w), or None where the dataset is not here."""
     try:
         data: Dataset = datasets.load(dataset, data_dir)
     except datasets.DatasetNotFoundError:
         return None
-    return datasets.as_pixels(data.train_x[choose(data.train_y, count)])
+    return datasets.as_pixels(data.train_x[choose(data.train_y, 16)])
 
 
-def _mosaic(ax: Axes, images: NDArray[Any], gap: int = 2) -> None:
-    """Draw images in a square, with a margin between them."""
+def _mosaic(ax: Axes, images: NDArray[Any]) -> None:
+    """Draw images in a square, with a margin of two pixels between them."""
     side = round(len(images) ** 0.5)
-    padded = np.pad(images[: side * side], ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=images.max())
+    padded = np.pad(images[: side * side], ((0, 0), (0, 0), (0, 2), (0, 2)), constant_values=images.max())
     count, c, h, w = padded.shape
     sheet = padded.reshape(side, count // side, c, h, w).transpose(2, 0, 3, 1, 4)
-    show_image(ax, sheet.reshape(c, side * h, -1)[:, :-gap, :-gap])
+    show_image(ax, sheet.reshape(c, side * h, -1)[:, :-2, :-2])
     ax.set_title("Inputs")
 
 

@@ -40,7 +40,7 @@ class PrunedLinear(nn.Linear):
 
     Attributes:
         mask: 1 for a weight that is kept and 0 for one that is pruned, shape of `weight`. A buffer, so
-            it moves and is saved with the layer; all ones until `prune_`.
+            it moves and is saved with the layer. The fleet fills it by `magnitude_mask`.
     """
 
     mask: Tensor
@@ -48,12 +48,6 @@ class PrunedLinear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)
         self.register_buffer("mask", torch.ones_like(self.weight))
-
-    @torch.no_grad()
-    def prune_(self, keep: int) -> None:
-        """Keep the `keep` weights of largest magnitude and set the others to 0 for good."""
-        self.mask.copy_(magnitude_mask(self.weight, keep))
-        self.weight.mul_(self.mask)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight * self.mask, self.bias)

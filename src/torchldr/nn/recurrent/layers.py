@@ -39,8 +39,7 @@ class StructuredLSTM(StructuredRecurrent):
             parameters as in nn.LSTM.
         bias_ih_l[k], bias_hh_l[k], weight_hr_l[k]: parameters, as in nn.LSTM.
         product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product,
-        "auto"
-            makes them where they are not too large.
+            "auto" makes them where they are not too large.
 
     Dense weights are made once a call, by fast products, and torch's own recurrence runs on them; where
     matrices are large the input products of all steps are fast products, done before the recurrence.

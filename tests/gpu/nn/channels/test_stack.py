@@ -16,10 +16,6 @@ SCANNED = ("ldr_sd", "toeplitz_like", "hankel_like")
 SHAPES = ((40, 40), (17, 40), (40, 17), (1, 5), (5, 1), (1, 1))
 
 
-def stacked_dense(cls, m, n, tensors, options):
-    return cls.unchecked(m, n, tensors, options).materialize()
-
-
 def stack(cls, shape, regime, dtype):
     """Three members of a class as one stack, and the members."""
     rank = min(2, *shape)

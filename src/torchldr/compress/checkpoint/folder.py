@@ -17,8 +17,8 @@ from ...core.pretrained import METHOD
 from ...core.stacks import own_names
 from ...matrices import StructuredMatrix, get_structure
 from ...nn.description import linear_entry, split_rounding
+from ..folder import MANIFEST, read_manifest, read_tensors, safetensors_torch, write_folder
 from ..report import CompressionReport
-from ..storage import MANIFEST, read_manifest, read_tensors, safetensors_torch, write_folder
 from ..structure import Structure, structure_to_dict
 
 REPORT = "report.json"

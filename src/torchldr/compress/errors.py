@@ -23,7 +23,7 @@ Errors = list[dict[Structure, float]]  # of each weight
 Task = tuple[int, Sequence[Structure]]  # a weight's index, and structures to try on it
 
 
-def plain_looks(
+def plain_errors(
     weight: Weight, low: Sequence[Structure], others: Sequence[Structure], seed: int
 ) -> tuple[dict[Structure, float], dict[Structure, float]]:
     """In the plain norm: the errors of low rank, and lower bounds for other classes."""
@@ -111,7 +111,7 @@ def errors_of(
     share: float | None = None,
     plain: bool = False,
 ) -> Errors:
-    """Errors of the tasks' structures (see `looks_of`) by weight.
+    """Errors of the tasks' structures (see `projection_errors`) by weight.
 
     In the weights' metrics, or in the plain norm. `share` is the part of the time limit that may be used.
     """
@@ -124,7 +124,7 @@ def errors_of(
             weight = weights[w]
             session.report(f"{stage} {weight.name}", done, len(tasks))
             metric = PLAIN.relative(weight.size, weight.matrices) if plain else session.metric(weight)
-            errors = looks_of(weight.matrices, metric, structures, session.seed, effort, until)
+            errors = projection_errors(weight.matrices, metric, structures, session.seed, effort, until)
             known[w] |= {
                 s: error for s, error in zip(structures, errors, strict=True) if math.isfinite(error)
             }
@@ -135,7 +135,7 @@ def errors_of(
     return known
 
 
-def looks_of(
+def projection_errors(
     matrices: Sequence[Tensor],
     metric: Metric,
     structures: Sequence[Structure],

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...matrices import StructuredMatrix
 from ...progress import Report, silent
 from ..candidates import CANDIDATES, Weight, check_finite
-from ..looks import project_all
+from ..errors import project_all
 from ..report import CompressionReport, described
 from ..selection import Spec, check_room, check_spec, chosen
 from ..session import Session, check_count, check_time
@@ -196,7 +196,7 @@ def compress_weights(
     session = Session(seed, time_limit, progress or silent)
     found = chosen(who, spec, weights, left, structures, session)
     made = project_all(session, weights, found.structures)
-    vectors, rows = described(weights, found.structures, made, found.watch)
+    vectors, rows = described(weights, found.structures, made, found.stopwatch)
     replaced = {weight.name: p.matrix for weight, some in zip(weights, made, strict=True) for p in some}
     whole = {name: replaced.get(name, tensors[name]) for name in tensors}
     before = sum(tensors[name].numel() for name in tensors if tensors[name].is_floating_point())

@@ -1,4 +1,4 @@
-"""A compressed model in a folder: safetensors for the numbers, a JSON manifest for their meaning.
+"""A compressed model in a folder: `save_compressed` writes it, `load_compressed` reads it.
 
 The manifest holds checksums of the tensors and of itself; manifests of version 0.1 lack the latter.
 """

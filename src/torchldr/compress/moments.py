@@ -1,4 +1,4 @@
-"""Hooks that add up second moments of a model's inputs and gradients, layer by layer."""
+"""Second moments of a model's inputs and gradients, layer by layer, added up by hooks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Moments:
     total: float = 0.0  # sum of w over all rows; for hidden outputs, of the squared weight gradient
 
 
-class Watch:
+class MomentHooks:
     """Hooks that collect moments while the model runs."""
 
     def __init__(self, units: Sequence[Unit], generator: torch.Generator) -> None:

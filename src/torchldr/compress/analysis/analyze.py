@@ -14,8 +14,8 @@ from ...progress import Report, silent
 from ..budget import Budget, BudgetError, allowance, check_budget, no_room
 from ..calibration import calibrate
 from ..candidates import WORK, Candidate, Search, Weight, check_finite, class_names, exact, priced
-from ..checkpoint.files import Source, find_tensors, open_tensors
-from ..looks import CHOOSING, Errors, Task, errors_of, within
+from ..checkpoint.weights import Source, find_tensors, open_tensors
+from ..errors import CHOOSING, Errors, Task, errors_of, within
 from ..metric import Metric
 from ..session import Session, check_count, check_time
 from ..sharing import share_residuals

@@ -169,8 +169,10 @@ def test_ties_of_quantized_weights(tmp_path):
     assert again == size
 
 
-def test_version_1_keeps_loading():
-    folder = HERE / "fixtures" / "version1"
+@pytest.mark.parametrize("version", maker.FOLDERS)
+def test_older_versions_keep_loading(version):
+    folder = maker.FOLDERS[version]
+    assert json.loads((folder / "manifest.json").read_text())["version"] == version
     expected = json.loads((folder / "expected.json").read_text())
     model = torchldr.load_compressed(maker.Model().eval(), folder)
     y = model(torch.tensor(expected["input"]))

@@ -59,8 +59,10 @@ class Moments:
         return self.columns[p] / self.count[:, None] - c - c[:, p, None]
 
     def scale(self) -> Tensor:
-        """The mean square of a centred past value, about: what a ridge is compared with, (b,)."""
-        return self.columns[0][:, 0] / self.count - 2 * self.c[:, : self.past].mean(-1)
+        """The mean square of a centred past value: what a ridge is compared with, (b,)."""
+        steps = (self.last.square() - self.first.square())[..., : self.past - 1].sum(-2).cumsum(-1)
+        B = (self.columns[0][:, 0] + steps.sum(-1) / self.past) / self.count  # the diagonal's mean
+        return B - 2 * self.c[:, : self.past].mean(-1)
 
     def steps(self) -> tuple[Tensor, Tensor]:
         """Q (b, q, M - 1) and J (b, q, q) with B_c[i+1, j+1] - B_c[i, j] = (Q^T J Q)[i, j]."""

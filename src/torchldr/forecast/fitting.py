@@ -12,12 +12,13 @@ from ..core.structures import get_structure
 from ..linalg import IllConditionedWarning
 from ..matrices.toeplitz_like import corner_sign
 from ..matrices.toeplitz_like.rules import down, krylov_form
-from .generators import Displacement, displacement, singular_values
+from .generators import Displacement, dense_displacement, displacement, singular_values
 from .moments import Moments
-from .solvers import DENSE_UP_TO, by_cholesky, by_conjugate_gradients, by_elimination
+from .solvers import DENSE_UP_TO, by_conjugate_gradients, by_elimination
 from .weighted import best_of_rank
 
 TOLERANCE = 1e-11  # of singular values that count for the exact rank
+NUMBERS = 1 << 23  # of a dense Gram matrix: 64 MB
 TRUSTED, DOUBTFUL = 1e-8, 1e-6  # of the error that is measured: try elimination, warn
 # Past values up to which elimination takes few seconds. For more, it takes a minute and is no better than
 # conjugate gradients that are not doubtful.
@@ -39,8 +40,8 @@ class Fitted(NamedTuple):
 
 def fit(of: Moments, ridge: Tensor, rank: int | None, sweeps: int, *, search: bool = False) -> Fitted:
     """The forecaster of each group with these ridges (b,). `search`: without a second try or a warning."""
-    if of.past <= DENSE_UP_TO:
-        found = displacement(of, ridge, by_cholesky(of, ridge))
+    if of.past <= DENSE_UP_TO and of.past * of.window <= NUMBERS:
+        found = dense_displacement(of, ridge, rank_bound(of))
         error = measured_error(found)
     else:
         solve, converged = by_conjugate_gradients(of, ridge)

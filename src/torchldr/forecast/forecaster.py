@@ -141,7 +141,7 @@ class LinearForecaster(Parameters):
             ridge = torch.full_like(every.square, float(self.ridge))
         if self.holdout:
             first, w = self._moments_of(head), windows(tail, self.past + self.horizon)
-            ridge = best_ridge(first, w) if ridge is None else ridge
+            ridge = best_ridge(first, w, every.scale()) if ridge is None else ridge
             trial = fit(first, ridge, self.rank, self._sweeps(), search=True)
             kept = quantiles(residuals((trial.left, trial.right), w, self.past, self.center))
         assert ridge is not None

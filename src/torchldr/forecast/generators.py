@@ -10,8 +10,8 @@ P = B_c[:L, L:]:
 (Q_K the first L columns of Q, Q_P those from L on, shifts of each row). K^-1 is taken without its null
 direction n; there W n = 0 gives the displacement: (Z_s W - W Z_a) n = -W Z_a n.
 
-Where the past is short, W itself is made, and its displacement taken: that is no worse than the dense
-regression, however close to singular K is. By the formula above, errors grow with the square of its condition.
+Where the past is short, W itself is made, and its displacement taken. That is no worse than the dense
+regression however close to singular K is; errors of the formula above grow with the square of its condition.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def dense_gram(of: Moments, n: int, rows: int | None = None) -> Tensor:
     Q, J = of.steps()
     Q = Q[..., : n - 1]
     K = torch.empty(len(Q), rows, n, dtype=Q.dtype)
-    K[:, 0] = of.column(0)[:, :n]
-    K[:, :, 0] = K[:, 0, :rows]
+    first = of.column(0)
+    K[:, 0], K[:, :, 0] = first[:, :n], first[:, :rows]
     K[:, 1:, 1:] = Q[..., : rows - 1].mT @ (J @ Q)
     for i in range(rows - 1):
         K[:, i + 1, 1:] += K[:, i, :-1]

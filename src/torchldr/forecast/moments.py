@@ -62,7 +62,7 @@ class Moments:
         """The mean square of a centred past value: what a ridge is compared with, (b,)."""
         steps = (self.last.square() - self.first.square())[..., : self.past - 1].sum(-2).cumsum(-1)
         B = (self.columns[0][:, 0] + steps.sum(-1) / self.past) / self.count  # the diagonal's mean
-        return B - 2 * self.c[:, : self.past].mean(-1)
+        return torch.maximum(B - 2 * self.c[:, : self.past].mean(-1), torch.finfo(B.dtype).eps * B)
 
     def steps(self) -> tuple[Tensor, Tensor]:
         """Q (b, q, M - 1) and J (b, q, q) with B_c[i+1, j+1] - B_c[i, j] = (Q^T J Q)[i, j]."""

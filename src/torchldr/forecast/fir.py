@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.checks import checked_int
 from ..functional.fft import fast_length
 from .moments import moments
+from .parameters import check_ridge
 from .series import as_tensor
 from .solvers import DENSE_UP_TO, by_cholesky, by_conjugate_gradients
 
@@ -44,8 +45,7 @@ def fir(x: Any, y: Any, taps: int, *, ridge: float = 0.0) -> Any:
         )
     if any(bool(each.isnan().any()) for each in given):
         raise ValueError("fir: x and y must have no gaps (NaN).")
-    if isinstance(ridge, bool) or not 0 <= ridge < float("inf"):
-        raise ValueError(f"fir: ridge must be a number of at least 0, got {ridge!r}.")
+    check_ridge("fir", ridge)
     source, target = given
     of = moments(source[None, None], taps, 0, None)
     size = fast_length(len(source))

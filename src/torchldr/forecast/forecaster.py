@@ -15,7 +15,7 @@ from .bilinear import Bilinear
 from .fitting import Fitted, fit, matrix_of
 from .module import Forecast, balanced, module_of
 from .moments import Moments, moments
-from .parameters import WHO, Parameters
+from .parameters import WHO, Parameters, is_number
 from .rounding import rounded_generators
 from .series import as_list, as_tensor, batches, check_values
 from .solvers import DENSE_UP_TO
@@ -27,6 +27,7 @@ _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
 MOST_TOGETHER = 64  # channels of their own that are fitted as one batch
 _NUMBERS = 3 << 20  # of a batch of dense matrices: the allocator keeps 24 MB, and asks for more each time
 SWEEPS = 6
+_FITTED_WITH = ("past", "horizon", "center", "per_channel")  # what a fitted forecaster depends on
 
 
 class Interval(NamedTuple):
@@ -89,8 +90,10 @@ class LinearForecaster(Parameters):
         holdout: float = 0.2,
         sweeps: int | None = None,
     ) -> None:
-        self.past, self.horizon, self.rank, self.ridge, self.center = past, horizon, rank, ridge, center
-        self.per_channel, self.gaps, self.holdout, self.sweeps = per_channel, gaps, holdout, sweeps
+        self.set_params(
+            past=past, horizon=horizon, rank=rank, ridge=ridge, center=center, per_channel=per_channel,
+            gaps=gaps, holdout=holdout, sweeps=sweeps,
+        )  # fmt: skip
 
     # Fitting.
 
@@ -115,15 +118,18 @@ class LinearForecaster(Parameters):
         heads, tails, whole = (self._batches(part, gapless) for part in parts)
         window = self.past + self.horizon
         if not all(whole):
-            longest = max(each.shape[-1] for each in given)
+            pieces = self._batches(given, False, least=1)[whole.index([])]
+            longest = max(each.shape[-1] for each in pieces)
             raise ValueError(
                 f"{WHO}: a series must have at least past + horizon = {window} values"
                 f"{' without a gap' if self.gaps == 'split' else ''}, got {longest}."
             )
         if self.holdout and not (all(heads) and all(tails)):
+            more = " more" if gapless else " more, without a gap"
             raise ValueError(
-                f"{WHO}: the series is too short for holdout={self.holdout}: both parts need past + horizon "
-                f"= {window} values. Give more data, or holdout=0 and a number for ridge."
+                f"{WHO}: the series is too short for holdout={self.holdout}: before the tail it needs past + "
+                f"horizon = {window} values, in the tail {self.horizon}{more}. Give more data, or holdout=0 "
+                "and a number for ridge."
             )
         found = [self._fit_batch(*parts) for parts in zip(whole, heads, tails, strict=True)]
         self._set(found, level, channels)
@@ -158,6 +164,7 @@ class LinearForecaster(Parameters):
             raise ValueError(
                 f"{WHO}.partial_fit: what was fitted had several series or gaps, or was loaded; fit again."
             )
+        self._check_fitted("partial_fit")
         given, _ = as_list(f"{WHO}.partial_fit", series)
         if len(given) > 1 or len(given[0]) != len(self._level_):
             shapes = [tuple(each.mT.shape) for each in given]
@@ -192,7 +199,7 @@ class LinearForecaster(Parameters):
             (..., horizon) or (..., horizon, channels), as NumPy, or torch where `recent` is.
         """
         self._check_fitted("predict")
-        x = self._rows(f"{WHO}.predict", recent, self.past)[..., -self.past :]
+        x = self._rows(f"{WHO}.predict", recent)
         centre = centre_of(x, self.center)
         matrix = self.matrix()
         y = (
@@ -203,7 +210,7 @@ class LinearForecaster(Parameters):
         found = y + centre
         if interval is None:
             return self._like(found, recent)
-        if not isinstance(interval, int | float) or not 0 < interval < 1:
+        if not is_number(interval) or not 0 < interval < 1:
             raise ValueError(f"{WHO}.predict: interval must be between 0 and 1, got {interval!r}.")
         if self._quantiles is None:
             raise ValueError(f"{WHO}.predict: intervals need residuals: fit with holdout above 0.")
@@ -218,6 +225,8 @@ class LinearForecaster(Parameters):
     def score(self, series: Any, y: None = None) -> float:
         """R^2 over all windows of a series: 1 is perfect, 0 no better than the mean of each channel."""
         error, variance = self._errors("score", series)
+        if not variance:
+            raise ValueError(f"{WHO}.score: the series is constant, so R^2 is not defined.")
         return 1 - error / variance
 
     def _errors(self, method: str, series: Any) -> tuple[float, float]:
@@ -230,13 +239,15 @@ class LinearForecaster(Parameters):
                     f"{WHO}.{method}: a series must have past + horizon = {window} values or more and "
                     f"{len(self._level_)} channels, got {tuple(each.mT.shape)}."
                 )
-            variance = each.var(-1, correction=0).mean()
+            variance = (each - each.nanmean(-1, keepdim=True)).square().nanmean()
             for w in each.unfold(-1, window, 1).split(max(1, _CHUNK // (window * len(each))), 1):
                 w = w if self._grouped else w.reshape(1, -1, window)
                 lost = residuals(self._factors, w, self.past, self.center)
                 lost = lost[~lost.isnan()]
                 sums += [float(lost.square().sum()), lost.numel(), float(variance) * lost.numel()]
-        return sums[0] / sums[1], sums[2] / sums[1]
+        if not sums[1]:
+            raise ValueError(f"{WHO}.{method}: no window of past + horizon = {window} values without a gap.")
+        return float(sums[0] / sums[1]), float(sums[2] / sums[1])
 
     def module(self, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> Forecast:
         """The forecaster as an `nn.Module`: windows (..., past) to (..., horizon).
@@ -287,6 +298,7 @@ class LinearForecaster(Parameters):
         t = {name: torch.from_numpy(array) for name, array in arrays.items()}
         f._factors, f._ridges, f._level_ = (t["left"], t["right"]), t["ridges"], t["level"]
         f._quantiles, f._has_channels, f._moments = t.get("quantiles"), facts["channels"], None
+        f._fitted_with = {name: getattr(f, name) for name in _FITTED_WITH}
         f.rank_, f.error_ = f._factors[0].shape[1], facts["error"]
         f.ridge_ = f._ridges.numpy() if f._grouped else float(f._ridges[0])
         return f
@@ -338,6 +350,7 @@ class LinearForecaster(Parameters):
         new = [each[3] for each in found if each[3] is not None]
         self._quantiles = torch.cat(new) if new else kept
         self._level_, self._has_channels = level, channels
+        self._fitted_with = {name: getattr(self, name) for name in _FITTED_WITH}
         self.rank_ = self._factors[0].shape[1]
         self.error_ = max(each.error for each in fits)
         values = _joined([each.values[..., None] for each in fits])[..., 0].numpy()
@@ -345,19 +358,21 @@ class LinearForecaster(Parameters):
         self.singular_values_ = values if self._grouped else values[0]
         self.ridge_: Any = ridges if self._grouped else float(ridges[0])
 
-    def _rows(self, who: str, recent: Any, least: int) -> Tensor:
-        """Values with time last, or an error."""
-        x = as_tensor(who, recent, "recent values")
-        channels = len(self._level_)
+    def _rows(self, who: str, recent: Any) -> Tensor:
+        """The last `past` values, time last, or an error."""
+        x, channels = as_tensor(who, recent, "recent values"), len(self._level_)
         if self._has_channels:
-            if x.ndim < 2 or x.shape[-1] != channels or x.shape[-2] < least:
+            if x.ndim < 2 or x.shape[-1] != channels or x.shape[-2] < self.past:
                 raise ValueError(
-                    f"{who}: expected (..., {least} or more, {channels} channels), got {tuple(x.shape)}."
+                    f"{who}: expected (..., {self.past} or more, {channels} channels), got {tuple(x.shape)}."
                 )
             x = x.mT
-        elif x.ndim < 1 or x.shape[-1] < least:
-            raise ValueError(f"{who}: expected (..., {least} or more) values, got shape {tuple(x.shape)}.")
-        if bool(x[..., -least:].isnan().any()):
+        elif x.ndim < 1 or x.shape[-1] < self.past:
+            raise ValueError(
+                f"{who}: expected (..., {self.past} or more) values, got shape {tuple(x.shape)}."
+            )
+        x = x[..., -self.past :]
+        if bool(x.isnan().any()):
             raise ValueError(f"{who}: the recent values have gaps (NaN): fill them.")
         return x
 
@@ -368,6 +383,9 @@ class LinearForecaster(Parameters):
     def _check_fitted(self, method: str) -> None:
         if not hasattr(self, "_factors"):
             raise ValueError(f"{WHO}.{method}: call fit first.")
+        for name, value in self._fitted_with.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{WHO}.{method}: {name} is no longer that of fit, {value!r}: fit again.")
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

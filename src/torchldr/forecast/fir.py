@@ -19,7 +19,7 @@ from .solvers import DENSE_UP_TO, by_cholesky, by_conjugate_gradients
 
 
 def fir(x: Any, y: Any, taps: int, *, ridge: float = 0.0) -> Any:
-    """The h with y_t near sum_k h_k x_{t-k}, k < taps, in least squares.
+    """The filter h that brings sum_k h_k x_{t-k}, k < taps, closest to y_t in least squares.
 
     Args:
         x, y: input and output, (time,), NumPy, torch or pandas, without gaps.
@@ -27,8 +27,10 @@ def fir(x: Any, y: Any, taps: int, *, ridge: float = 0.0) -> Any:
         ridge: added to the diagonal of the mean outer product of the windows of x.
 
     Returns:
-        h, (taps,), float64: NumPy, or torch where x is. With a loudspeaker's signal for x and a microphone's
-        for y, `y - convolve(x, h)[:len(y)]` has no echo. With x_{t-1} for x and x_t for y, h predicts.
+        h, shape (taps,), float64: torch if x is, else NumPy.
+
+    If x is a loudspeaker's signal and y a microphone's, `y - convolve(x, h)[:len(y)]` has no echo. If x is a
+    series and y the same series one step later, h predicts.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).standard_normal(1000)

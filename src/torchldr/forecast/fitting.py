@@ -20,16 +20,16 @@ from .weighted import best_of_rank
 TOLERANCE = 1e-11  # of singular values that count for the exact rank
 NUMBERS = 1 << 23  # of a dense Gram matrix: 64 MB
 TRUSTED, DOUBTFUL = 1e-8, 1e-6  # of the error that is measured: try elimination, warn
-# Past values up to which elimination takes few seconds. For more, it takes a minute and is no better than
-# conjugate gradients that are not doubtful.
+# Up to QUICK_UP_TO past values elimination takes few seconds, so that it may try whatever is not trusted.
+# Beyond, it takes up to a minute: only where conjugate gradients are doubtful.
 QUICK_UP_TO, ELIMINATION_UP_TO = 1 << 12, 1 << 15
 
 
 class Fitted(NamedTuple):
     """Z_s W - W Z_-s = left^T right for each group; left (b, r, H), right (b, r, L).
 
-    values: the singular values of the exact displacement, relative, (b, r'). error: what two rows of W differ
-    by from solutions that do not pass through the generators, relative: about the error of W.
+    values: singular values of the exact displacement, relative to the first, (b, r').
+    error: relative difference between two rows of W by the generators and the same rows solved for directly.
     """
 
     left: Tensor

@@ -31,7 +31,7 @@ _FITTED_WITH = ("past", "horizon", "center", "per_channel")  # what a fitted for
 
 
 class Interval(NamedTuple):
-    """A forecast with the bounds that hold the given share of the residuals on the tail, step by step."""
+    """A forecast, and the bounds that the given share of errors on the tail kept to, for each step ahead."""
 
     forecast: Any
     lower: Any
@@ -39,32 +39,32 @@ class Interval(NamedTuple):
 
 
 class LinearForecaster(Parameters):
-    """Forecast the next `horizon` values of a series from the last `past`, linearly.
+    """Forecast the next `horizon` values of a series from its last `past` values, linearly.
 
-    The ridge regression over all windows, exactly, but kept as a Toeplitz-like matrix: its displacement rank
-    is at most 2 c + 4 for c channels, and 2 to 4 is enough in practice. It is computed in closed form from a
-    few correlations of the series; the windows are never made.
+    This is the ridge regression over all windows, stored as a Toeplitz-like matrix: its displacement rank is
+    at most 2 c + 4 for c channels, and 2 to 4 is enough in practice. A fit computes it in closed form from a
+    few correlations of the series, without making the windows.
 
     Args:
-        past: values that a forecast sees.
-        horizon: values that it predicts.
-        rank: displacement rank of the forecaster: `rank * (past + horizon)` weights. None keeps the exact
-            ridge regression.
+        past: number of values that a forecast sees.
+        horizon: number of values that it predicts.
+        rank: displacement rank of the forecaster, which then has `rank * (past + horizon)` weights. None
+            keeps the exact ridge regression.
         ridge: added to the diagonal of the windows' mean outer product; "auto" takes the best on the tail.
-        center: what is subtracted from each window and added to its forecast: the "last" value, the "mean"
-            of the past, or None.
+        center: the value that is subtracted from each window and added to its forecast: "last", "mean" (of
+            the past), or None for neither.
         per_channel: whether each channel has a forecaster of its own; else all share one.
         gaps: "error" raises for NaN; "split" cuts the series there.
-        holdout: share of the series at its end that chooses the ridge and gives intervals; the final fit has
-            all of it. 0 leaves both out.
-        sweeps: with a `rank`, how many steps improve all entries together, where `rank * past` is at most
-            1,500; None is 6, or 0 with `per_channel`.
+        holdout: share of the series, at its end, that chooses the ridge and gives intervals. The final fit
+            uses the whole series. With 0 there are no intervals, and `ridge` must be a number.
+        sweeps: with a `rank`, number of steps that improve all weights together; they run where
+            `rank * past` is at most 1,500. None means 6, or 0 with `per_channel`.
 
     Attributes:
-        ridge_: the ridge that was taken, a number, or one for each channel.
+        ridge_: the ridge of the fit: a number, or one for each channel.
         rank_: the displacement rank.
-        singular_values_: of the exact displacement, relative to the first.
-        error_: an estimate of the rounding error of the exact weights, relative.
+        singular_values_: singular values of the exact displacement, relative to the first.
+        error_: estimated relative rounding error of the exact weights.
 
     Examples:
         >>> import numpy as np
@@ -98,10 +98,13 @@ class LinearForecaster(Parameters):
     # Fitting.
 
     def fit(self, series: Any, y: None = None) -> Self:
-        """Fit to a series, (time,) or (time, channels), or to a list of series; `y` is for pipelines.
+        """Fit to a series, or to several.
 
         Args:
-            series: NumPy, torch or pandas. Standardise channels that share a forecaster first.
+            series: NumPy, torch or pandas, shape (time,) or (time, channels), or a list of such series; of
+                several, those shorter than past + horizon add nothing. Standardise channels that share a
+                forecaster first.
+            y: ignored; pipelines pass it.
         """
         self.check()
         given, channels = as_list(WHO, series)
@@ -154,9 +157,9 @@ class LinearForecaster(Parameters):
         return every, ridge, fit(every, ridge, self.rank, self._sweeps()), kept
 
     def partial_fit(self, series: Any, y: None = None) -> Self:
-        """Add the values that follow those seen so far; as `fit` on all of them with the same ridge.
+        """Add the values that follow those of `fit`; the result is that of `fit` on all, with the same ridge.
 
-        The cost does not depend on what was seen before. Intervals stay those of `fit`.
+        The cost does not depend on how many values came before. Intervals stay those of `fit`.
         """
         if not hasattr(self, "_factors"):
             return self.fit(series)
@@ -187,16 +190,17 @@ class LinearForecaster(Parameters):
     # Using.
 
     def predict(self, recent: Any, *, interval: float | None = None) -> Any:
-        """The next values, given the last ones.
+        """Forecast the values that follow.
 
         Args:
-            recent: (..., past), or (..., past, channels) where `fit` had channels; of longer series the last
-                `past` values count.
-            interval: such as 0.9, for an `Interval`: a forecast, and bounds that held this share of the
-                tail's residuals, each step ahead by itself.
+            recent: shape (..., past), or (..., past, channels) if `fit` had channels. A longer series is
+                cut to its last `past` values.
+            interval: a share such as 0.9 gives an `Interval`: the forecast, and the bounds that this share of
+                errors on the tail kept to, separately for each step ahead.
 
         Returns:
-            (..., horizon) or (..., horizon, channels), as NumPy, or torch where `recent` is.
+            Forecasts, shape (..., horizon) or (..., horizon, channels), float64: torch if `recent` is, else
+            NumPy.
         """
         self._check_fitted("predict")
         x = self._rows(f"{WHO}.predict", recent)
@@ -219,7 +223,7 @@ class LinearForecaster(Parameters):
         return Interval(*(self._like(each, recent) for each in (found, *bounds)))
 
     def error(self, series: Any) -> float:
-        """The mean squared error over all windows of a series, or of several."""
+        """The mean squared error over all windows of a series, or of several, that have no gap."""
         return self._errors("error", series)[0]
 
     def score(self, series: Any, y: None = None) -> float:
@@ -252,13 +256,13 @@ class LinearForecaster(Parameters):
     def module(self, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> Forecast:
         """The forecaster as an `nn.Module`: windows (..., past) to (..., horizon).
 
-        With `per_channel`, (..., channels, past) to (..., channels, horizon). It is a copy: train it, export
-        it, freeze it.
+        With `per_channel`, (..., channels, past) to (..., channels, horizon), which neither `quantize_` nor
+        `to_c` knows. The module is a copy: training it leaves the forecaster as it is.
 
         Args:
             dtype: of its parameters.
-            int8: give it parameters that int8 holds, chosen together so that forecasts suffer least:
-                `quantize_` and `to_c` then change nothing. For `rank * past` up to 1,500.
+            int8: round all parameters to int8 together, so that forecasts change least; `quantize_` and
+                `to_c` then round no further. For `rank * past` up to 1,500.
         """
         self._check_fitted("module")
         check_dtype(f"{WHO}.module", dtype)
@@ -275,7 +279,7 @@ class LinearForecaster(Parameters):
         return matrix if self._grouped else matrix[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted forecaster to one file, for `load`; after that `partial_fit` is not possible."""
+        """Write the fitted forecaster to one file for `load`, without what `partial_fit` needs."""
         self._check_fitted("save")
         arrays = {
             "left": self._factors[0],

@@ -93,7 +93,7 @@ class Moments:
         )
 
     def continued(self, values: Tensor) -> Moments:
-        """With further values (b, c, t) of the same series: only windows that end in these are new."""
+        """With further values (b, c, t) of the same series; only windows that end in them are new."""
         more = moments(torch.cat((self.last, values), -1), self.past, self.horizon, self.center)
         return replace(self._sum(more), first=self.first, last=more.last)
 

@@ -64,7 +64,7 @@ class Parameters:
         return f"{WHO}({', '.join(changed)})"
 
     def check(self) -> None:
-        """Raise where a parameter cannot be. As scikit-learn has it, at the start of `fit`."""
+        """Raise for parameters out of range; as in scikit-learn, `fit` calls it, not `__init__`."""
         checked_int(WHO, "past", self.past)
         checked_int(WHO, "horizon", self.horizon)
         if self.rank is not None:

@@ -94,10 +94,10 @@ def pieces(channel: Tensor, least: int) -> list[Tensor]:
 def batches(
     series: Sequence[Tensor], least: int, per_channel: bool, whole: bool, size: int
 ) -> list[list[Tensor]]:
-    """Groups of channels that are fitted together: for each batch its pieces (groups, channels, time).
+    """Batches of groups, each batch as its pieces (groups, channels, time); a group shares a forecaster.
 
-    Groups of one forecaster for all channels: a batch of one group. Else each channel is a group, those
-    without gaps (`whole`) up to `size` at a time.
+    Without `per_channel` there is one batch of one group. With it each channel is a group: up to `size` of
+    them in a batch if the series have no gaps (`whole`), else one.
     """
     long = [each for each in series if each.shape[-1] >= least]
     if not per_channel:

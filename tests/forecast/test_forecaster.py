@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchldr.forecast import LinearForecaster, fitting, solvers
+from torchldr.forecast import LinearForecaster, fitting, generators, solvers
 from torchldr.linalg import IllConditionedWarning
 
 from .dense import ridge_reference, series, windows
@@ -194,31 +194,44 @@ def test_a_long_past_takes_ffts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fitting, "DENSE_UP_TO", 8)
     assert np.allclose(plain().fit(Z).predict(Z), right, atol=1e-9)
     monkeypatch.setattr(solvers, "ITERATIONS", 2)
+    monkeypatch.setattr(fitting, "QUICK_UP_TO", 8)
     assert np.allclose(plain().fit(Z).predict(Z), right, atol=1e-9)
-    monkeypatch.setattr(fitting, "ELIMINATION_UP_TO", 8)
-    with pytest.warns(IllConditionedWarning, match="of the weights is rounding error"):
-        plain().fit(Z)
+
+    def singular(*of):
+        raise torch.linalg.LinAlgError
+
+    for name, value in (("by_elimination", singular), ("ELIMINATION_UP_TO", 8)):
+        monkeypatch.setattr(fitting, name, value)
+        with pytest.warns(IllConditionedWarning, match="of the weights is rounding error"):
+            plain().fit(Z)
 
 
-@pytest.mark.parametrize(("error", "quick", "again"), [(1e-7, 8, 0), (1e-7, 64, 1), (1e-5, 8, 1)])
-def test_elimination_is_for_what_conjugate_gradients_lose(
-    monkeypatch: pytest.MonkeyPatch, error: float, quick: int, again: int
+@pytest.mark.parametrize(
+    ("error", "quick", "second"), [(1e-7, 8, []), (1e-7, 64, ["dense"]), (1e-5, 8, ["elimination"])]
+)
+def test_a_second_try_is_for_what_conjugate_gradients_lose(
+    monkeypatch: pytest.MonkeyPatch, error: float, quick: int, second: list[str]
 ):
-    """For a long past only where they are doubtful: it takes the square of the past."""
+    """For a long past only where they are doubtful: elimination takes the square of the past."""
     tried = []
 
     def eliminate(*of):
-        tried.append(of)
+        tried.append("elimination")
         return solvers.by_elimination(*of)
+
+    def make_dense(*of):
+        tried.append("dense")
+        return generators.dense_displacement(*of)
 
     monkeypatch.setattr(fitting, "DENSE_UP_TO", 8)
     monkeypatch.setattr(fitting, "QUICK_UP_TO", quick)
     monkeypatch.setattr(fitting, "measured_error", lambda found: error)
     monkeypatch.setattr(fitting, "by_elimination", eliminate)
+    monkeypatch.setattr(fitting, "dense_displacement", make_dense)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IllConditionedWarning)
         plain().fit(Z)
-    assert len(tried) == again
+    assert tried == second
 
 
 def test_files(tmp_path):

@@ -13,7 +13,7 @@ from .moments import Moments
 from .solvers import DENSE_UP_TO
 
 WINDOWS = 256  # of the tail, evenly spread, on which errors are measured
-RIDGES = tuple(10.0**k for k in range(2, -7, -1))  # of the mean square of a centred value
+RIDGES = tuple(10.0**k for k in range(0, -7, -1))  # of the mean square of a centred value
 LEVELS = 201  # quantiles of the residuals that are kept
 
 

@@ -178,7 +178,8 @@ def main() -> None:
         for horizon in arguments.horizon:
             for series in map(load, arguments.data):
                 name = series.name
-                if len(series.part("test", past)) < past + horizon or series.train < 2 * (past + horizon):
+                shortest = min(len(series.part(part, past)) for part in ("valid", "test"))
+                if shortest < past + horizon or series.train < 2 * (past + horizon):
                     continue
                 if arguments.trained or arguments.batches:
                     kept: dict[str, tuple[Sums, Sums, float]] = {}

@@ -85,13 +85,36 @@ def test_wrong_use(capsys, file, options, code, message):
 def test_files_that_hold_no_series(capsys, tmp_path):
     for text, message in (
         ("", "no values"),
-        ("a,b\n1,2\n3\n", "line 3 has 1 cells"),
+        ("a,b\n1,2\n\n3\n", "line 4 has 1 cells"),
         ("a\nx\n", "no column"),
+        ("a,b\n", "no values"),
+        ("1.5,2\n2,3\n", "first line must hold the names"),
+        ("a,a\n1,2\n", "has 2 columns 'a'"),
+        ("a\n1\n\ninf\n", "is infinite in line 4"),
+        ("a,b\n1,2\n3,NA\n", "has no value in line 3"),
+        ("a\n\N{LATIN SMALL LETTER E WITH ACUTE}\n".encode("latin-1"), "not text in UTF-8"),
     ):
-        (tmp_path / "bad.csv").write_text(text)
+        (tmp_path / "bad.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
         code, _, messages = run(capsys, tmp_path / "bad.csv")
         assert code == 2
         assert message in " ".join(messages.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("delimiter", "point"), [(";", "."), (";", ","), ("\t", "."), (",", ".")])
+def test_cells_as_programs_write_them(capsys, tmp_path, delimiter, point):
+    """An index without a name is no series; NA is a gap."""
+    rows = [
+        ["", "date", "load"],
+        *([str(t), f"2024-{t}", f"{a:.4f}".replace(".", point)] for t, a in zip(T, A, strict=True)),
+    ]
+    rows[50][2] = "NA"
+    path = tmp_path / "data.csv"
+    path.write_text("\r\n".join(delimiter.join(row) for row in rows) + "\r\n\r\n", encoding="utf-8-sig")
+    code, text, messages = run(capsys, path, *SIZES, "--gaps", "split", "--json")
+    assert code == 0, messages
+    found = json.loads(text)
+    assert found["columns"] == ["load"]
+    assert found["test_r2"] > 0.9
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchldr.forecast import LinearForecaster, fitting, solvers
+from torchldr.forecast import LinearForecaster, fitting, generators, solvers
 from torchldr.linalg import IllConditionedWarning
 
 from .dense import ridge_reference, series, windows
@@ -43,6 +43,43 @@ def test_channels_of_their_own(center):
     x = torch.from_numpy(Z[-32:].T)
     assert np.allclose(module(x).detach().mT, together.predict(Z))
     assert module(x.expand(4, 5, 3, 32)).shape == (4, 5, 3, 8)
+
+
+T = np.arange(2000.0)
+SMOOTH = {
+    "sine": np.sin(T / 5),
+    "ramp": T,
+    "growth": np.exp(T / 300),
+    "drift": np.random.default_rng(0).standard_normal(2000).cumsum().cumsum(),
+    "steps": T % 17,
+}
+
+
+@pytest.mark.parametrize("center", ["last", "mean", None])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_series_are_no_worse_than_a_dense_ridge(name, center):
+    """Their Gram matrices are nearly singular, and their ends larger than all that windows vary by."""
+    train, test = SMOOTH[name][:1600], SMOOTH[name][1552:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f = LinearForecaster(48, 12, center=center).fit(train)
+        two = LinearForecaster(48, 12, center=center, rank=4).fit(train)
+    W = ridge_reference(torch.from_numpy(train)[None], 48, 12, center, f.ridge_)
+    w = windows(torch.from_numpy(test)[None], 60, 48, center)
+    dense = float((w[:, 48:] - w[:, :48] @ W.mT).square().mean())
+    rounding = 1e-15 * test.var()
+    assert f.error(test) < 1.01 * dense + rounding
+    assert two.error(test) < 1.5 * dense + rounding
+
+
+@pytest.mark.parametrize("center", ["last", "mean", None])
+def test_a_channel_that_starts_late(center):
+    """Before the tail it is constant, so that this chooses no ridge for it."""
+    late = np.where(T < 1700, 0, np.sin(T / 5) + SMOOTH["drift"] / 1e4)
+    found = LinearForecaster(24, 6, per_channel=True, center=center).fit(np.stack((late, SMOOTH["sine"]), 1))
+    alone = LinearForecaster(24, 6, center=center).fit(SMOOTH["sine"])
+    assert np.isfinite(found.predict(np.stack((late, late), 1), interval=0.9)).all()
+    assert np.allclose(found.predict(np.stack((late, late), 1))[:, 1], alone.predict(late))
 
 
 def test_several_series_count_as_channels():
@@ -90,6 +127,31 @@ def test_what_came_in_comes_out():
     assert g.predict(Z[:, :1].T.repeat(4, 0)).shape == (4, 8)
     pandas = pytest.importorskip("pandas")
     assert np.allclose(plain().fit(pandas.DataFrame(Z)).predict(pandas.DataFrame(Z)), f.predict(Z))
+    nullable = pandas.DataFrame(Z).convert_dtypes()
+    nullable.iloc[5, 1] = pandas.NA
+    dated = pandas.DataFrame(Z).assign(date=pandas.date_range("2020", periods=len(Z)))
+    with pytest.raises(ValueError, match=r"NaN\) at time 5, channel 1"):
+        plain().fit(nullable)
+    with pytest.raises(TypeError, match="DataFrame of float64, datetime64"):
+        plain().fit(dated)
+
+
+def test_a_mask_is_a_gap():
+    masked = np.ma.masked_where(np.arange(600) == 7, Z[:, 0])
+    with pytest.raises(ValueError, match=r"NaN\) at time 7"):
+        plain().fit(masked)
+    gappy = np.where(np.arange(600) == 7, np.nan, Z[:, 0])
+    assert plain(gaps="split").fit(masked).error(masked) == plain(gaps="split").fit(gappy).error(gappy)
+
+
+def test_scores_leave_gaps_out():
+    f, gappy = plain().fit(Z), Z.copy()
+    gappy[300, 1] = np.nan
+    assert f.score(gappy) == pytest.approx(f.score(Z), abs=0.05)
+    with pytest.raises(ValueError, match="no window"):
+        f.error(np.where(np.arange(600)[:, None] % 9, Z, np.nan))
+    with pytest.raises(ValueError, match="constant"):
+        f.score(np.ones((100, 3)))
 
 
 def test_the_tail_chooses_the_ridge_and_gives_intervals():
@@ -132,31 +194,44 @@ def test_a_long_past_takes_ffts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fitting, "DENSE_UP_TO", 8)
     assert np.allclose(plain().fit(Z).predict(Z), right, atol=1e-9)
     monkeypatch.setattr(solvers, "ITERATIONS", 2)
+    monkeypatch.setattr(fitting, "QUICK_UP_TO", 8)
     assert np.allclose(plain().fit(Z).predict(Z), right, atol=1e-9)
-    monkeypatch.setattr(fitting, "ELIMINATION_UP_TO", 8)
-    with pytest.warns(IllConditionedWarning, match="of the weights is rounding error"):
-        plain().fit(Z)
+
+    def singular(*of):
+        raise torch.linalg.LinAlgError
+
+    for name, value in (("by_elimination", singular), ("ELIMINATION_UP_TO", 8)):
+        monkeypatch.setattr(fitting, name, value)
+        with pytest.warns(IllConditionedWarning, match="of the weights is rounding error"):
+            plain().fit(Z)
 
 
-@pytest.mark.parametrize(("error", "quick", "again"), [(1e-7, 8, 0), (1e-7, 64, 1), (1e-5, 8, 1)])
-def test_elimination_is_for_what_conjugate_gradients_lose(
-    monkeypatch: pytest.MonkeyPatch, error: float, quick: int, again: int
+@pytest.mark.parametrize(
+    ("error", "quick", "second"), [(1e-7, 8, []), (1e-7, 64, ["dense"]), (1e-5, 8, ["elimination"])]
+)
+def test_a_second_try_is_for_what_conjugate_gradients_lose(
+    monkeypatch: pytest.MonkeyPatch, error: float, quick: int, second: list[str]
 ):
-    """For a long past only where they are doubtful: it takes the square of the past."""
+    """For a long past only where they are doubtful: elimination takes the square of the past."""
     tried = []
 
     def eliminate(*of):
-        tried.append(of)
+        tried.append("elimination")
         return solvers.by_elimination(*of)
+
+    def make_dense(*of):
+        tried.append("dense")
+        return generators.dense_displacement(*of)
 
     monkeypatch.setattr(fitting, "DENSE_UP_TO", 8)
     monkeypatch.setattr(fitting, "QUICK_UP_TO", quick)
     monkeypatch.setattr(fitting, "measured_error", lambda found: error)
     monkeypatch.setattr(fitting, "by_elimination", eliminate)
+    monkeypatch.setattr(fitting, "dense_displacement", make_dense)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IllConditionedWarning)
         plain().fit(Z)
-    assert len(tried) == again
+    assert tried == second
 
 
 def test_files(tmp_path):
@@ -182,14 +257,25 @@ def test_files(tmp_path):
         (Z, {"rank": 9}, "rank must be between 1 and 8"),
         (Z, {"ridge": -1.0}, "ridge must be"),
         (Z, {"ridge": "automatic"}, "ridge must be"),
+        (Z, {"ridge": None}, "ridge must be"),
+        (Z, {"ridge": np.array([0.1, 0.2])}, "ridge must be"),
         (Z, {"ridge": "auto"}, "needs holdout above 0"),
         (Z, {"center": "median"}, "center must be"),
         (Z, {"gaps": "fill"}, "gaps must be one of"),
         (Z, {"holdout": 1.0}, "holdout must be"),
         (Z, {"per_channel": 1}, "per_channel must be True or False"),
         (Z[:39], {}, "at least past \\+ horizon = 40 values, got 39"),
+        (np.where(np.arange(600)[:, None] % 9, Z, np.nan), {"gaps": "split"}, "without a gap, got 8"),
+        (np.where(np.arange(3) < 1, np.nan, Z), {"gaps": "split"}, "channel 0 has no values"),
+        (1e200 * Z, {}, "channel 0 spans .* scale it"),
+        (1e-200 * Z, {}, "channel 0 spans .* scale it"),
+        ([Z, np.where(Z > 9, np.inf, Z)], {}, "infinite value in the series 1"),
         (Z[:48], {"holdout": 0.2}, "too short for holdout=0.2"),
-        (np.where(np.arange(600)[:, None] == 7, np.inf, Z), {}, "infinite at time 7, channel 0"),
+        (
+            np.where(np.arange(600)[:, None] == 7, np.inf, Z),
+            {},
+            "infinite value in the series, at time 7, channel 0",
+        ),
         (np.concatenate((Z, 0 * Z), 1), {}, "channel 3 is constant"),
         (Z[None], {}, r"shape \(time,\) or \(time, channels\), got \(1, 600, 3\)"),
         ([Z, Z[:, :2]], {}, "as many channels"),
@@ -230,10 +316,30 @@ def test_parameters():
         f.set_params(rnk=2)
 
 
+def test_numbers_of_numpy(tmp_path):
+    f = LinearForecaster(np.int64(32), np.int32(8), rank=np.int64(2), ridge=np.float32(0.1), holdout=0).fit(Z)
+    assert np.allclose(f.predict(Z), plain(rank=2).fit(Z).predict(Z))
+    f.save(tmp_path / "f.npz")
+    assert LinearForecaster.load(tmp_path / "f.npz").rank_ == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("past", 16), ("horizon", 4), ("center", None), ("per_channel", True)]
+)
+def test_what_a_fit_depends_on_stays(name, value, tmp_path):
+    f = plain().fit(Z)
+    f.set_params(**{name: value})
+    uses = (f.predict, f.error, f.partial_fit, lambda _: f.module(), lambda _: f.save(tmp_path / "f.npz"))
+    for use in uses:
+        with pytest.raises(ValueError, match=f"{name} is no longer that of fit"):
+            use(Z)
+    f.fit(Z).predict(Z)
+
+
 def test_in_scikit_learn():
     pytest.importorskip("sklearn")
     from sklearn.base import clone
-    from sklearn.model_selection import TimeSeriesSplit, cross_val_score
+    from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_val_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -243,3 +349,5 @@ def test_in_scikit_learn():
     assert scores.shape == (3,)
     assert (scores > 0).all()
     assert pipeline.fit(Z).predict(Z[-32:]).shape == (8, 3)
+    grid = GridSearchCV(f, {"past": np.array([16, 32])}, cv=TimeSeriesSplit(3, test_size=80)).fit(Z)
+    assert clone(grid.best_estimator_).get_params()["past"] in (16, 32)

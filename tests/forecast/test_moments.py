@@ -23,6 +23,7 @@ def test_columns_and_steps_are_those_of_the_windows(past, horizon, center):
     Q, J = (part[0] for part in of.steps())
     steps = B[1:, 1:] - B[:-1, :-1]
     assert (Q.mT @ J @ Q - steps).abs().max() < 1e-12 * scale
+    assert float(of.scale()) == pytest.approx(float(B[:past, :past].diagonal().mean()), rel=1e-9)
 
 
 @pytest.mark.parametrize("center", CENTERS)

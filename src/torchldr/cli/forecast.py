@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, wrong_use
+from .columns import read_columns
+from .options import AsJson
 from .printing import say, show
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ def forecast_command(
         raise FileExistsError(f"--out {out} is a file: name a folder.")
     from ..forecast import LinearForecaster
 
-    with wrong_use("--columns"):
-        names, values = read_columns(file, columns)
+    names, values = read_columns(file, columns, gaps=gaps == "split")
     cut = round(len(values) * (1 - test))
     mean, deviation = _standard(values[:cut], names)
     scaled = (values - mean) / deviation
@@ -116,41 +116,6 @@ def forecast_command(
         f"rank {f.rank_}: {weights:,} weights (dense: {dense:,})\non the last {test:.0%}: "
         f"mean squared error {error:.4g} of standardised columns, R^2 {r2:.3f}"
     )
-
-
-def read_columns(file: Path, columns: list[str] | None) -> tuple[list[str], np.ndarray]:
-    """The names and the values (time, columns) of those that are numbers; empty cells are NaN.
-
-    Raises:
-        ValueError: for a column that is not there or no number, or a file without any.
-    """
-    import numpy as np
-
-    from ..core.registry import near
-
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        lines = list(csv.reader(stream))
-    if len(lines) < 2:
-        raise ValueError(f"{file} has no values: expected a line of names, then a line for each time.")
-    header, body = lines[0], [line for line in lines[1:] if line]
-    for number, line in enumerate(body):
-        if len(line) != len(header):
-            raise ValueError(f"{file}: line {number + 2} has {len(line)} cells, the first {len(header)}.")
-    found: dict[str, list[float] | None] = {}
-    for k, name in enumerate(header):
-        try:
-            found[name] = [float(line[k]) if line[k].strip() else np.nan for line in body]
-        except ValueError:
-            found[name] = None
-    wanted = columns or [name for name, cells in found.items() if cells is not None]
-    for name in wanted:
-        if name not in found:
-            raise ValueError(f"{file} has no column {name!r}{near(name, dict.fromkeys(header))}.")
-        if found[name] is None:
-            raise ValueError(f"column {name!r} of {file} holds more than numbers.")
-    if not wanted:
-        raise ValueError(f"{file} has no column of numbers.")
-    return wanted, np.array([found[name] for name in wanted], dtype=np.float64).T
 
 
 def _standard(values: np.ndarray, names: list[str]) -> tuple[Any, Any]:

@@ -13,12 +13,13 @@ from torch import Tensor
 from ..core.checks import checked_int
 from ..functional.fft import fast_length
 from .moments import moments
+from .parameters import check_ridge
 from .series import as_tensor
 from .solvers import DENSE_UP_TO, by_cholesky, by_conjugate_gradients
 
 
 def fir(x: Any, y: Any, taps: int, *, ridge: float = 0.0) -> Any:
-    """The h with y_t near sum_k h_k x_{t-k}, k < taps, in least squares.
+    """The filter h that brings sum_k h_k x_{t-k}, k < taps, closest to y_t in least squares.
 
     Args:
         x, y: input and output, (time,), NumPy, torch or pandas, without gaps.
@@ -26,8 +27,10 @@ def fir(x: Any, y: Any, taps: int, *, ridge: float = 0.0) -> Any:
         ridge: added to the diagonal of the mean outer product of the windows of x.
 
     Returns:
-        h, (taps,), float64: NumPy, or torch where x is. With a loudspeaker's signal for x and a microphone's
-        for y, `y - convolve(x, h)[:len(y)]` has no echo. With x_{t-1} for x and x_t for y, h predicts.
+        h, shape (taps,), float64: torch if x is, else NumPy.
+
+    If x is a loudspeaker's signal and y a microphone's, `y - convolve(x, h)[:len(y)]` has no echo. If x is a
+    series and y the same series one step later, h predicts.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).standard_normal(1000)
@@ -44,8 +47,7 @@ def fir(x: Any, y: Any, taps: int, *, ridge: float = 0.0) -> Any:
         )
     if any(bool(each.isnan().any()) for each in given):
         raise ValueError("fir: x and y must have no gaps (NaN).")
-    if isinstance(ridge, bool) or not 0 <= ridge < float("inf"):
-        raise ValueError(f"fir: ridge must be a number of at least 0, got {ridge!r}.")
+    check_ridge("fir", ridge)
     source, target = given
     of = moments(source[None, None], taps, 0, None)
     size = fast_length(len(source))

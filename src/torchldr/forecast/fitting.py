@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any, NamedTuple
 
@@ -10,25 +11,27 @@ from torch import Tensor
 
 from ..core.structures import get_structure
 from ..linalg import IllConditionedWarning
+from ..linalg.solve import LinAlgError
 from ..matrices.toeplitz_like import corner_sign
 from ..matrices.toeplitz_like.rules import down, krylov_form
-from .generators import Displacement, displacement, singular_values
+from .generators import Displacement, dense_displacement, displacement, singular_values
 from .moments import Moments
-from .solvers import DENSE_UP_TO, by_cholesky, by_conjugate_gradients, by_elimination
+from .solvers import DENSE_UP_TO, by_conjugate_gradients, by_elimination
 from .weighted import best_of_rank
 
 TOLERANCE = 1e-11  # of singular values that count for the exact rank
-TRUSTED, DOUBTFUL = 1e-8, 1e-6  # of the error that is measured: try elimination, warn
-# Past values up to which elimination takes few seconds. For more, it takes a minute and is no better than
-# conjugate gradients that are not doubtful.
+NUMBERS = 1 << 23  # of a dense Gram matrix: 64 MB
+TRUSTED, DOUBTFUL = 1e-8, 1e-6  # of the error that is measured: try again, warn
+# What conjugate gradients leave uncertain, a dense matrix settles in seconds up to QUICK_UP_TO past values.
+# Beyond, elimination takes up to a minute, so that it is only for what is doubtful.
 QUICK_UP_TO, ELIMINATION_UP_TO = 1 << 12, 1 << 15
 
 
 class Fitted(NamedTuple):
     """Z_s W - W Z_-s = left^T right for each group; left (b, r, H), right (b, r, L).
 
-    values: the singular values of the exact displacement, relative, (b, r'). error: what two rows of W differ
-    by from solutions that do not pass through the generators, relative: about the error of W.
+    values: singular values of the exact displacement, relative to the first, (b, r').
+    error: relative difference between two rows of W by the generators and the same rows solved for directly.
     """
 
     left: Tensor
@@ -39,8 +42,8 @@ class Fitted(NamedTuple):
 
 def fit(of: Moments, ridge: Tensor, rank: int | None, sweeps: int, *, search: bool = False) -> Fitted:
     """The forecaster of each group with these ridges (b,). `search`: without a second try or a warning."""
-    if of.past <= DENSE_UP_TO:
-        found = displacement(of, ridge, by_cholesky(of, ridge))
+    if of.past <= DENSE_UP_TO and of.past * of.window <= NUMBERS:
+        found = dense_displacement(of, ridge, rank_bound(of))
         error = measured_error(found)
     else:
         solve, converged = by_conjugate_gradients(of, ridge)
@@ -48,13 +51,11 @@ def fit(of: Moments, ridge: Tensor, rank: int | None, sweeps: int, *, search: bo
         error = measured_error(found)
         good = all(converged) and error <= (TRUSTED if of.past <= QUICK_UP_TO else DOUBTFUL)
         if not (search or good) and of.past <= ELIMINATION_UP_TO:
-            other = [
-                displacement(of[z], ridge[z : z + 1], by_elimination(of[z], ridge[z : z + 1]))
-                for z in range(len(ridge))
-            ]
-            second = Displacement(*(torch.cat(parts) for parts in zip(*other, strict=True)))
-            if (second_error := measured_error(second)) < error or not all(converged):
-                found, error = second, second_error
+            with contextlib.suppress(LinAlgError):  # singular: what was found stays, with a warning
+                other = [_second(of[z], ridge[z : z + 1]) for z in range(len(ridge))]
+                second = Displacement(*(torch.cat(parts) for parts in zip(*other, strict=True)))
+                if (second_error := measured_error(second)) < error or not all(converged):
+                    found, error = second, second_error
     if error > DOUBTFUL and not search:
         warnings.warn(
             f"LinearForecaster: ill-conditioned: about {error:.0e} of the weights is rounding error. Take a "
@@ -68,6 +69,13 @@ def fit(of: Moments, ridge: Tensor, rank: int | None, sweeps: int, *, search: bo
     if rank is not None and rank < exact:
         left, right = best_of_rank(of, ridge, left, right, rank, sweeps)
     return Fitted(left, right, values[:, :exact], error)
+
+
+def _second(of: Moments, ridge: Tensor) -> Displacement:
+    """Of one group, for an ill-conditioned matrix."""
+    if of.past <= QUICK_UP_TO and of.past * of.window <= 4 * NUMBERS:
+        return dense_displacement(of, ridge, rank_bound(of))
+    return displacement(of, ridge, by_elimination(of, ridge))
 
 
 def rank_bound(of: Moments) -> int:

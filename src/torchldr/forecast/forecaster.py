@@ -15,7 +15,7 @@ from .bilinear import Bilinear
 from .fitting import Fitted, fit, matrix_of
 from .module import Forecast, balanced, module_of
 from .moments import Moments, moments
-from .parameters import WHO, Parameters
+from .parameters import WHO, Parameters, is_number
 from .rounding import rounded_generators
 from .series import as_list, as_tensor, batches, check_values
 from .solvers import DENSE_UP_TO
@@ -27,10 +27,11 @@ _CHUNK = 1 << 22  # values of the windows that `score` multiplies at a time
 MOST_TOGETHER = 64  # channels of their own that are fitted as one batch
 _NUMBERS = 3 << 20  # of a batch of dense matrices: the allocator keeps 24 MB, and asks for more each time
 SWEEPS = 6
+_FITTED_WITH = ("past", "horizon", "center", "per_channel")  # what a fitted forecaster depends on
 
 
 class Interval(NamedTuple):
-    """A forecast with the bounds that hold the given share of the residuals on the tail, step by step."""
+    """A forecast, and the bounds that the given share of errors on the tail kept to, for each step ahead."""
 
     forecast: Any
     lower: Any
@@ -38,32 +39,32 @@ class Interval(NamedTuple):
 
 
 class LinearForecaster(Parameters):
-    """Forecast the next `horizon` values of a series from the last `past`, linearly.
+    """Forecast the next `horizon` values of a series from its last `past` values, linearly.
 
-    The ridge regression over all windows, exactly, but kept as a Toeplitz-like matrix: its displacement rank
-    is at most 2 c + 4 for c channels, and 2 to 4 is enough in practice. It is computed in closed form from a
-    few correlations of the series; the windows are never made.
+    This is the ridge regression over all windows, stored as a Toeplitz-like matrix: its displacement rank is
+    at most 2 c + 4 for c channels, and 2 to 4 is enough in practice. A fit computes it in closed form from a
+    few correlations of the series, without making the windows.
 
     Args:
-        past: values that a forecast sees.
-        horizon: values that it predicts.
-        rank: displacement rank of the forecaster: `rank * (past + horizon)` weights. None keeps the exact
-            ridge regression.
+        past: number of values that a forecast sees.
+        horizon: number of values that it predicts.
+        rank: displacement rank of the forecaster, which then has `rank * (past + horizon)` weights. None
+            keeps the exact ridge regression.
         ridge: added to the diagonal of the windows' mean outer product; "auto" takes the best on the tail.
-        center: what is subtracted from each window and added to its forecast: the "last" value, the "mean"
-            of the past, or None.
+        center: the value that is subtracted from each window and added to its forecast: "last", "mean" (of
+            the past), or None for neither.
         per_channel: whether each channel has a forecaster of its own; else all share one.
         gaps: "error" raises for NaN; "split" cuts the series there.
-        holdout: share of the series at its end that chooses the ridge and gives intervals; the final fit has
-            all of it. 0 leaves both out.
-        sweeps: with a `rank`, how many steps improve all entries together, where `rank * past` is at most
-            1,500; None is 6, or 0 with `per_channel`.
+        holdout: share of the series, at its end, that chooses the ridge and gives intervals. The final fit
+            uses the whole series. With 0 there are no intervals, and `ridge` must be a number.
+        sweeps: with a `rank`, number of steps that improve all weights together; they run where
+            `rank * past` is at most 1,500. None means 6, or 0 with `per_channel`.
 
     Attributes:
-        ridge_: the ridge that was taken, a number, or one for each channel.
+        ridge_: the ridge of the fit: a number, or one for each channel.
         rank_: the displacement rank.
-        singular_values_: of the exact displacement, relative to the first.
-        error_: an estimate of the rounding error of the exact weights, relative.
+        singular_values_: singular values of the exact displacement, relative to the first.
+        error_: estimated relative rounding error of the exact weights.
 
     Examples:
         >>> import numpy as np
@@ -89,16 +90,21 @@ class LinearForecaster(Parameters):
         holdout: float = 0.2,
         sweeps: int | None = None,
     ) -> None:
-        self.past, self.horizon, self.rank, self.ridge, self.center = past, horizon, rank, ridge, center
-        self.per_channel, self.gaps, self.holdout, self.sweeps = per_channel, gaps, holdout, sweeps
+        self.set_params(
+            past=past, horizon=horizon, rank=rank, ridge=ridge, center=center, per_channel=per_channel,
+            gaps=gaps, holdout=holdout, sweeps=sweeps,
+        )  # fmt: skip
 
     # Fitting.
 
     def fit(self, series: Any, y: None = None) -> Self:
-        """Fit to a series, (time,) or (time, channels), or to a list of series; `y` is for pipelines.
+        """Fit to a series, or to several.
 
         Args:
-            series: NumPy, torch or pandas. Standardise channels that share a forecaster first.
+            series: NumPy, torch or pandas, shape (time,) or (time, channels), or a list of such series; of
+                several, those shorter than past + horizon add nothing. Standardise channels that share a
+                forecaster first.
+            y: ignored; pipelines pass it.
         """
         self.check()
         given, channels = as_list(WHO, series)
@@ -115,15 +121,18 @@ class LinearForecaster(Parameters):
         heads, tails, whole = (self._batches(part, gapless) for part in parts)
         window = self.past + self.horizon
         if not all(whole):
-            longest = max(each.shape[-1] for each in given)
+            pieces = self._batches(given, False, least=1)[whole.index([])]
+            longest = max(each.shape[-1] for each in pieces)
             raise ValueError(
                 f"{WHO}: a series must have at least past + horizon = {window} values"
                 f"{' without a gap' if self.gaps == 'split' else ''}, got {longest}."
             )
         if self.holdout and not (all(heads) and all(tails)):
+            more = " more" if gapless else " more, without a gap"
             raise ValueError(
-                f"{WHO}: the series is too short for holdout={self.holdout}: both parts need past + horizon "
-                f"= {window} values. Give more data, or holdout=0 and a number for ridge."
+                f"{WHO}: the series is too short for holdout={self.holdout}: before the tail it needs past + "
+                f"horizon = {window} values, in the tail {self.horizon}{more}. Give more data, or holdout=0 "
+                "and a number for ridge."
             )
         found = [self._fit_batch(*parts) for parts in zip(whole, heads, tails, strict=True)]
         self._set(found, level, channels)
@@ -141,16 +150,16 @@ class LinearForecaster(Parameters):
             ridge = torch.full_like(every.square, float(self.ridge))
         if self.holdout:
             first, w = self._moments_of(head), windows(tail, self.past + self.horizon)
-            ridge = best_ridge(first, w) if ridge is None else ridge
+            ridge = best_ridge(first, w, every.scale()) if ridge is None else ridge
             trial = fit(first, ridge, self.rank, self._sweeps(), search=True)
             kept = quantiles(residuals((trial.left, trial.right), w, self.past, self.center))
         assert ridge is not None
         return every, ridge, fit(every, ridge, self.rank, self._sweeps()), kept
 
     def partial_fit(self, series: Any, y: None = None) -> Self:
-        """Add the values that follow those seen so far; as `fit` on all of them with the same ridge.
+        """Add the values that follow those of `fit`; the result is that of `fit` on all, with the same ridge.
 
-        The cost does not depend on what was seen before. Intervals stay those of `fit`.
+        The cost does not depend on how many values came before. Intervals stay those of `fit`.
         """
         if not hasattr(self, "_factors"):
             return self.fit(series)
@@ -158,6 +167,7 @@ class LinearForecaster(Parameters):
             raise ValueError(
                 f"{WHO}.partial_fit: what was fitted had several series or gaps, or was loaded; fit again."
             )
+        self._check_fitted("partial_fit")
         given, _ = as_list(f"{WHO}.partial_fit", series)
         if len(given) > 1 or len(given[0]) != len(self._level_):
             shapes = [tuple(each.mT.shape) for each in given]
@@ -180,19 +190,20 @@ class LinearForecaster(Parameters):
     # Using.
 
     def predict(self, recent: Any, *, interval: float | None = None) -> Any:
-        """The next values, given the last ones.
+        """Forecast the values that follow.
 
         Args:
-            recent: (..., past), or (..., past, channels) where `fit` had channels; of longer series the last
-                `past` values count.
-            interval: such as 0.9, for an `Interval`: a forecast, and bounds that held this share of the
-                tail's residuals, each step ahead by itself.
+            recent: shape (..., past), or (..., past, channels) if `fit` had channels. A longer series is
+                cut to its last `past` values.
+            interval: a share such as 0.9 gives an `Interval`: the forecast, and the bounds that this share of
+                errors on the tail kept to, separately for each step ahead.
 
         Returns:
-            (..., horizon) or (..., horizon, channels), as NumPy, or torch where `recent` is.
+            Forecasts, shape (..., horizon) or (..., horizon, channels), float64: torch if `recent` is, else
+            NumPy.
         """
         self._check_fitted("predict")
-        x = self._rows(f"{WHO}.predict", recent, self.past)[..., -self.past :]
+        x = self._rows(f"{WHO}.predict", recent)
         centre = centre_of(x, self.center)
         matrix = self.matrix()
         y = (
@@ -203,7 +214,7 @@ class LinearForecaster(Parameters):
         found = y + centre
         if interval is None:
             return self._like(found, recent)
-        if not isinstance(interval, int | float) or not 0 < interval < 1:
+        if not is_number(interval) or not 0 < interval < 1:
             raise ValueError(f"{WHO}.predict: interval must be between 0 and 1, got {interval!r}.")
         if self._quantiles is None:
             raise ValueError(f"{WHO}.predict: intervals need residuals: fit with holdout above 0.")
@@ -212,12 +223,14 @@ class LinearForecaster(Parameters):
         return Interval(*(self._like(each, recent) for each in (found, *bounds)))
 
     def error(self, series: Any) -> float:
-        """The mean squared error over all windows of a series, or of several."""
+        """The mean squared error over all windows of a series, or of several, that have no gap."""
         return self._errors("error", series)[0]
 
     def score(self, series: Any, y: None = None) -> float:
         """R^2 over all windows of a series: 1 is perfect, 0 no better than the mean of each channel."""
         error, variance = self._errors("score", series)
+        if not variance:
+            raise ValueError(f"{WHO}.score: the series is constant, so R^2 is not defined.")
         return 1 - error / variance
 
     def _errors(self, method: str, series: Any) -> tuple[float, float]:
@@ -230,24 +243,26 @@ class LinearForecaster(Parameters):
                     f"{WHO}.{method}: a series must have past + horizon = {window} values or more and "
                     f"{len(self._level_)} channels, got {tuple(each.mT.shape)}."
                 )
-            variance = each.var(-1, correction=0).mean()
+            variance = (each - each.nanmean(-1, keepdim=True)).square().nanmean()
             for w in each.unfold(-1, window, 1).split(max(1, _CHUNK // (window * len(each))), 1):
                 w = w if self._grouped else w.reshape(1, -1, window)
                 lost = residuals(self._factors, w, self.past, self.center)
                 lost = lost[~lost.isnan()]
                 sums += [float(lost.square().sum()), lost.numel(), float(variance) * lost.numel()]
-        return sums[0] / sums[1], sums[2] / sums[1]
+        if not sums[1]:
+            raise ValueError(f"{WHO}.{method}: no window of past + horizon = {window} values without a gap.")
+        return float(sums[0] / sums[1]), float(sums[2] / sums[1])
 
     def module(self, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> Forecast:
         """The forecaster as an `nn.Module`: windows (..., past) to (..., horizon).
 
-        With `per_channel`, (..., channels, past) to (..., channels, horizon). It is a copy: train it, export
-        it, freeze it.
+        With `per_channel`, (..., channels, past) to (..., channels, horizon), which neither `quantize_` nor
+        `to_c` knows. The module is a copy: training it leaves the forecaster as it is.
 
         Args:
             dtype: of its parameters.
-            int8: give it parameters that int8 holds, chosen together so that forecasts suffer least:
-                `quantize_` and `to_c` then change nothing. For `rank * past` up to 1,500.
+            int8: round all parameters to int8 together, so that forecasts change least; `quantize_` and
+                `to_c` then round no further. For `rank * past` up to 1,500.
         """
         self._check_fitted("module")
         check_dtype(f"{WHO}.module", dtype)
@@ -264,7 +279,7 @@ class LinearForecaster(Parameters):
         return matrix if self._grouped else matrix[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted forecaster to one file, for `load`; after that `partial_fit` is not possible."""
+        """Write the fitted forecaster to one file for `load`, without what `partial_fit` needs."""
         self._check_fitted("save")
         arrays = {
             "left": self._factors[0],
@@ -287,6 +302,7 @@ class LinearForecaster(Parameters):
         t = {name: torch.from_numpy(array) for name, array in arrays.items()}
         f._factors, f._ridges, f._level_ = (t["left"], t["right"]), t["ridges"], t["level"]
         f._quantiles, f._has_channels, f._moments = t.get("quantiles"), facts["channels"], None
+        f._fitted_with = {name: getattr(f, name) for name in _FITTED_WITH}
         f.rank_, f.error_ = f._factors[0].shape[1], facts["error"]
         f.ridge_ = f._ridges.numpy() if f._grouped else float(f._ridges[0])
         return f
@@ -338,6 +354,7 @@ class LinearForecaster(Parameters):
         new = [each[3] for each in found if each[3] is not None]
         self._quantiles = torch.cat(new) if new else kept
         self._level_, self._has_channels = level, channels
+        self._fitted_with = {name: getattr(self, name) for name in _FITTED_WITH}
         self.rank_ = self._factors[0].shape[1]
         self.error_ = max(each.error for each in fits)
         values = _joined([each.values[..., None] for each in fits])[..., 0].numpy()
@@ -345,19 +362,21 @@ class LinearForecaster(Parameters):
         self.singular_values_ = values if self._grouped else values[0]
         self.ridge_: Any = ridges if self._grouped else float(ridges[0])
 
-    def _rows(self, who: str, recent: Any, least: int) -> Tensor:
-        """Values with time last, or an error."""
-        x = as_tensor(who, recent, "recent values")
-        channels = len(self._level_)
+    def _rows(self, who: str, recent: Any) -> Tensor:
+        """The last `past` values, time last, or an error."""
+        x, channels = as_tensor(who, recent, "recent values"), len(self._level_)
         if self._has_channels:
-            if x.ndim < 2 or x.shape[-1] != channels or x.shape[-2] < least:
+            if x.ndim < 2 or x.shape[-1] != channels or x.shape[-2] < self.past:
                 raise ValueError(
-                    f"{who}: expected (..., {least} or more, {channels} channels), got {tuple(x.shape)}."
+                    f"{who}: expected (..., {self.past} or more, {channels} channels), got {tuple(x.shape)}."
                 )
             x = x.mT
-        elif x.ndim < 1 or x.shape[-1] < least:
-            raise ValueError(f"{who}: expected (..., {least} or more) values, got shape {tuple(x.shape)}.")
-        if bool(x[..., -least:].isnan().any()):
+        elif x.ndim < 1 or x.shape[-1] < self.past:
+            raise ValueError(
+                f"{who}: expected (..., {self.past} or more) values, got shape {tuple(x.shape)}."
+            )
+        x = x[..., -self.past :]
+        if bool(x.isnan().any()):
             raise ValueError(f"{who}: the recent values have gaps (NaN): fill them.")
         return x
 
@@ -368,6 +387,9 @@ class LinearForecaster(Parameters):
     def _check_fitted(self, method: str) -> None:
         if not hasattr(self, "_factors"):
             raise ValueError(f"{WHO}.{method}: call fit first.")
+        for name, value in self._fitted_with.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{WHO}.{method}: {name} is no longer that of fit, {value!r}: fit again.")
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,9 @@ P = B_c[:L, L:]:
 
 (Q_K the first L columns of Q, Q_P those from L on, shifts of each row). K^-1 is taken without its null
 direction n; there W n = 0 gives the displacement: (Z_s W - W Z_a) n = -W Z_a n.
+
+Where the past is short, W itself is made, and its displacement taken. That is no worse than the dense
+regression however close to singular K is; errors of the formula above grow with the square of its condition.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import torch
 from torch import Tensor
 
 from ..matrices.toeplitz_like import corner_sign
-from .gram import Gram, null_vector
+from .gram import Gram, dense_gram, null_vector
 from .moments import Moments
-from .solvers import Solve
+from .solvers import Solve, by_cholesky
+
+SPARE = 8  # random vectors beyond the rank
 
 
 class Displacement(NamedTuple):
@@ -71,6 +76,20 @@ def displacement(of: Moments, ridge: Tensor, solve: Solve) -> Displacement:
         left.append(-a * W_0 if of.center == "last" else (1 - a) * L**-0.5 * W_0)
         right.append(n)
     return Displacement(*reduced(torch.cat(left, -2), torch.cat(right, -2)), torch.cat((y_L, y_M), -2))
+
+
+def dense_displacement(of: Moments, ridge: Tensor, most: int) -> Displacement:
+    """The same by the dense W; `most` is what the rank is at most."""
+    L = of.past
+    W = by_cholesky(of, ridge)(dense_gram(of, of.window, L)[..., L:].mT)
+    s = float(corner_sign(of.horizon, L))
+    down = torch.cat((s * W[:, -1:], W[:, :-1]), 1)
+    D = down - torch.cat((W[..., 1:], -s * W[..., :1]), -1)
+    # The rank is known: a few random vectors find all of the range.
+    generator = torch.Generator().manual_seed(0)
+    sketch = torch.randn(L, min(most + SPARE, L), dtype=D.dtype, generator=generator)
+    left = torch.linalg.qr(D @ (D.mT @ torch.linalg.qr(D @ sketch).Q)).Q
+    return Displacement(*reduced(left.mT, left.mT @ D), W[:, [0, -1]])
 
 
 def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,14 +65,16 @@ class Gram:
         return (2 * n**0.5 * basis.analyse(sums).real - sums[:, :1]) / n
 
 
-def dense_gram(of: Moments, n: int) -> Tensor:
-    """The leading n x n part of B_c, (b, n, n): O(c n^2)."""
+def dense_gram(of: Moments, n: int, rows: int | None = None) -> Tensor:
+    """The leading n x n part of B_c, or its first rows, (b, rows, n): O(c n) for each."""
+    rows = n if rows is None else rows
     Q, J = of.steps()
     Q = Q[..., : n - 1]
-    K = torch.empty(len(Q), n, n, dtype=Q.dtype)
-    K[:, 0] = K[:, :, 0] = of.column(0)[:, :n]
-    K[:, 1:, 1:] = Q.mT @ (J @ Q)
-    for i in range(n - 1):
+    K = torch.empty(len(Q), rows, n, dtype=Q.dtype)
+    first = of.column(0)
+    K[:, 0], K[:, :, 0] = first[:, :n], first[:, :rows]
+    K[:, 1:, 1:] = Q[..., : rows - 1].mT @ (J @ Q)
+    for i in range(rows - 1):
         K[:, i + 1, 1:] += K[:, i, :-1]
     return K
 

@@ -59,8 +59,10 @@ class Moments:
         return self.columns[p] / self.count[:, None] - c - c[:, p, None]
 
     def scale(self) -> Tensor:
-        """The mean square of a centred past value, about: what a ridge is compared with, (b,)."""
-        return self.columns[0][:, 0] / self.count - 2 * self.c[:, : self.past].mean(-1)
+        """The mean square of a centred past value: what a ridge is compared with, (b,)."""
+        steps = (self.last.square() - self.first.square())[..., : self.past - 1].sum(-2).cumsum(-1)
+        B = (self.columns[0][:, 0] + steps.sum(-1) / self.past) / self.count  # the diagonal's mean
+        return torch.maximum(B - 2 * self.c[:, : self.past].mean(-1), torch.finfo(B.dtype).eps * B)
 
     def steps(self) -> tuple[Tensor, Tensor]:
         """Q (b, q, M - 1) and J (b, q, q) with B_c[i+1, j+1] - B_c[i, j] = (Q^T J Q)[i, j]."""
@@ -91,7 +93,7 @@ class Moments:
         )
 
     def continued(self, values: Tensor) -> Moments:
-        """With further values (b, c, t) of the same series: only windows that end in these are new."""
+        """With further values (b, c, t) of the same series; only windows that end in them are new."""
         more = moments(torch.cat((self.last, values), -1), self.past, self.horizon, self.center)
         return replace(self._sum(more), first=self.first, last=more.last)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from numbers import Real
 from typing import Any, Self
 
-from ..core.checks import check_choices, check_flags, checked_int
+from ..core.checks import as_int, check_choices, check_flags, checked_int
 from .moments import CENTERS
 from .series import GAPS
 
@@ -36,7 +37,7 @@ class Parameters:
         for name, value in params.items():
             if name not in self._names():
                 raise ValueError(f"{WHO}: unknown parameter {name!r}. Known: {', '.join(self._names())}.")
-            setattr(self, name, value)
+            setattr(self, name, as_int(value))
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -63,7 +64,7 @@ class Parameters:
         return f"{WHO}({', '.join(changed)})"
 
     def check(self) -> None:
-        """Raise where a parameter cannot be. As scikit-learn has it, at the start of `fit`."""
+        """Raise for parameters out of range; as in scikit-learn, `fit` calls it, not `__init__`."""
         checked_int(WHO, "past", self.past)
         checked_int(WHO, "horizon", self.horizon)
         if self.rank is not None:
@@ -80,10 +81,18 @@ class Parameters:
             raise ValueError(f"{WHO}: center must be 'last', 'mean' or None, got {self.center!r}.")
         check_choices(WHO, gaps=(self.gaps, GAPS))
         check_flags(WHO, per_channel=self.per_channel)
-        if not isinstance(self.holdout, int | float) or not 0 <= self.holdout < 1:
+        if not is_number(self.holdout) or not 0 <= self.holdout < 1:
             raise ValueError(f"{WHO}: holdout must be at least 0 and below 1, got {self.holdout!r}.")
-        if self.ridge == "auto":
-            if not self.holdout:
-                raise ValueError(f"{WHO}: ridge='auto' needs holdout above 0, got {self.holdout!r}.")
-        elif isinstance(self.ridge, str | bool) or not 0 <= self.ridge < float("inf"):
-            raise ValueError(f"{WHO}: ridge must be 'auto' or a number of at least 0, got {self.ridge!r}.")
+        if not isinstance(self.ridge, str) or self.ridge != "auto":
+            check_ridge(WHO, self.ridge, "'auto' or ")
+        elif not self.holdout:
+            raise ValueError(f"{WHO}: ridge='auto' needs holdout above 0, got {self.holdout!r}.")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_ridge(who: str, ridge: Any, other: str = "") -> None:
+    if not is_number(ridge) or not 0 <= ridge < float("inf"):
+        raise ValueError(f"{who}: ridge must be {other}a number of at least 0, got {ridge!r}.")

@@ -20,24 +20,37 @@ def as_tensor(who: str, values: Any, what: str = "series") -> Tensor:
         found = values.detach().to("cpu", torch.float64)
     else:
         try:
-            array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-            if array.dtype.kind not in "biuf" and array.dtype != object:
-                raise TypeError
-            found = torch.from_numpy(np.array(array, dtype=np.float64))
+            found = torch.from_numpy(_as_array(values))
         except (TypeError, ValueError):
             raise TypeError(
                 f"{who}: the {what} must be numbers, (time,) or (time, channels), got {_named(values)}."
             ) from None
     infinite = found.isinf()
     if bool(infinite.any()):
-        raise ValueError(f"{who}: the {what} is infinite at {_place(infinite)}.")
+        raise ValueError(f"{who}: infinite value in the {what}, at {_place(infinite)}.")
     return found
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """float64, NaN where pandas has NA or a mask is set. TypeError for what is not numbers."""
+    array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if array.dtype == object and hasattr(values, "isna"):
+        array = np.where(values.isna(), np.nan, array)
+    if array.dtype.kind not in "biuf" and array.dtype != object:
+        raise TypeError
+    array = np.array(array, dtype=np.float64)
+    if isinstance(values, np.ma.MaskedArray):
+        array[np.ma.getmaskarray(values)] = np.nan
+    return array
 
 
 def as_list(who: str, series: Any) -> tuple[list[Tensor], bool]:
     """Series as (channels, time), and whether they came with an axis of channels."""
     several = isinstance(series, list | tuple) and len(series) > 0 and not np.isscalar(series[0])
-    given = [as_tensor(who, each) for each in (series if several else [series])]
+    if several:
+        given = [as_tensor(who, each, f"series {index}") for index, each in enumerate(series)]
+    else:
+        given = [as_tensor(who, series)]
     axes = {each.ndim for each in given}
     if not axes <= {1, 2} or len(axes) > 1 or not all(each.numel() for each in given):
         shapes = ", ".join(str(tuple(each.shape)) for each in given[:4])
@@ -50,7 +63,7 @@ def as_list(who: str, series: Any) -> tuple[list[Tensor], bool]:
 
 
 def check_values(who: str, series: Sequence[Tensor], gaps: str) -> None:
-    """Errors for gaps that are not to be cut at, and for channels that say nothing."""
+    """Errors for gaps that are not to be cut at, channels that say nothing, and squares out of range."""
     for index, each in enumerate(series):
         missing = each.isnan()
         if gaps == "error" and bool(missing.any()):
@@ -62,8 +75,12 @@ def check_values(who: str, series: Sequence[Tensor], gaps: str) -> None:
     for channel in range(len(series[0])):
         values = torch.cat([each[channel][~each[channel].isnan()] for each in series])
         if not len(values) or bool((values == values[0]).all()):
+            what = "is constant, so there is nothing to forecast" if len(values) else "has no values"
+            raise ValueError(f"{who}: channel {channel} {what}: leave it out.")
+        span = float(values.max() - values.min())
+        if not 1e-140 < span < 1e140:
             raise ValueError(
-                f"{who}: channel {channel} is constant, so there is nothing to forecast: leave it out."
+                f"{who}: channel {channel} spans {span:.1e}, and its square is no float64: scale it."
             )
 
 
@@ -77,10 +94,10 @@ def pieces(channel: Tensor, least: int) -> list[Tensor]:
 def batches(
     series: Sequence[Tensor], least: int, per_channel: bool, whole: bool, size: int
 ) -> list[list[Tensor]]:
-    """Groups of channels that are fitted together: for each batch its pieces (groups, channels, time).
+    """Batches of groups, each batch as its pieces (groups, channels, time); a group shares a forecaster.
 
-    Groups of one forecaster for all channels: a batch of one group. Else each channel is a group, those
-    without gaps (`whole`) up to `size` at a time.
+    Without `per_channel` there is one batch of one group. With it each channel is a group: up to `size` of
+    them in a batch if the series have no gaps (`whole`), else one.
     """
     long = [each for each in series if each.shape[-1] >= least]
     if not per_channel:
@@ -103,5 +120,6 @@ def _place(where: Tensor) -> str:
 
 
 def _named(values: Any) -> str:
-    dtype = getattr(values, "dtype", None)
-    return type(values).__name__ + (f" of {dtype}" if dtype is not None else "")
+    dtypes = values.dtypes if hasattr(values, "columns") else [getattr(values, "dtype", None)]
+    names = ", ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype is not None))
+    return type(values).__name__ + (f" of {names}" if names else "")

@@ -16,7 +16,7 @@ FORMAT, VERSION = "torchldr.forecaster", 1
 
 def write(path: str | os.PathLike[str], facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Both to one .npz file, whole or not at all."""
-    header = json.dumps({"format": FORMAT, "version": VERSION, **facts})
+    header = json.dumps({"format": FORMAT, "version": VERSION, **facts}, default=float)
     with whole_file(path) as stream:
         np.savez(stream, header=np.array(header), **arrays)  # type: ignore[arg-type]
 

@@ -12,8 +12,8 @@ from .gram import dense_gram, null_vector
 from .moments import Moments
 from .solvers import DENSE_UP_TO
 
-WINDOWS = 256  # of the tail, evenly spread, that errors are taken from
-RIDGES = tuple(10.0**k for k in range(-6, 1))  # of the mean square of a centred value
+WINDOWS = 256  # of the tail, evenly spread, on which errors are measured
+RIDGES = tuple(10.0**k for k in range(0, -7, -1))  # of the mean square of a centred value
 LEVELS = 201  # quantiles of the residuals that are kept
 
 
@@ -39,12 +39,21 @@ def residuals(factors: tuple[Tensor, Tensor], w: Tensor, past: int, center: str 
     return w[..., past:] - found
 
 
-def best_ridge(head: Moments, w: Tensor) -> Tensor:
-    """For each group the ridge with the least squared error on the windows (b, w, M) of the tail."""
-    scale = head.scale().clamp(min=torch.finfo(torch.float64).tiny)
+def best_ridge(head: Moments, w: Tensor, scale: Tensor) -> Tensor:
+    """For each group the ridge with the least squared error on the windows (b, w, M) of the tail.
+
+    scale: what ridges are compared with, (b,).
+    """
     try_one = _tail_error if head.past > DENSE_UP_TO else _dense_tail_error(head, w)
-    tried = [try_one(head, w, relative * scale).nan_to_num(torch.inf) for relative in RIDGES]
-    return torch.tensor(RIDGES, dtype=torch.float64)[torch.stack(tried).argmin(0)] * scale
+    best, least, worse = scale, torch.full_like(scale, torch.inf), 0
+    for relative in RIDGES:
+        error = try_one(head, w, relative * scale).nan_to_num(torch.inf)
+        better = error < least
+        best, least = torch.where(better, relative * scale, best), torch.where(better, error, least)
+        worse = 0 if bool(better.any()) else worse + 1
+        if worse == 2:  # errors fall and rise: smaller ridges take the longest where the past is long
+            break
+    return best
 
 
 def _tail_error(head: Moments, w: Tensor, ridge: Tensor) -> Tensor:

@@ -345,6 +345,20 @@ def test_blocks_of_zeros_keep_their_bias(which: object, tmp_path: Path):
     assert (found - right).abs().max() <= 2.5 * report.outputs[0][0].scale
 
 
+@pytest.mark.parametrize("name", ["S", "A"])
+def test_rows_that_round_to_nothing_keep_their_bias(name: str, tmp_path: Path):
+    torch.manual_seed(0)
+    layer = StructuredLinear(60, 60, structure={"S": "fastfood", "A": "acdc"}[name]).requires_grad_(False)
+    rows, x = getattr(layer, name), torch.randn(60, 60)
+    rows.mul_(torch.randn(60))
+    rows[:4] = torch.tensor([0.0, -1e-9, 1e-4, 0.01])
+    layer.bias[0] = 0
+    right = layer(x)
+    report = to_c(layer, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    found = report.dequantize(report.reference(report.quantize(x)))
+    assert (found - right).abs().max() <= 3 * report.outputs[0][0].scale
+
+
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])
 def test_rescaling_rounds_once(q: float):
     most = 10**5 if abs(q) > 0.1 else 2 * 10**9

@@ -178,7 +178,7 @@ def write_product(
     off = (c.map - dense).norm().item() / size if size else 0.0
     if off > MOST_ERROR:
         raise ExportError(
-            f"to_c: {who} has no C in integers: {form} would be off by {100 * off:.0f} % of the matrix."
+            f"to_c: {who} has no C in integers: {form} would be off by {100 * off:.3g} % of the matrix."
         )
     c.form = f"{form}; within {100 * off:.2g} %"
     bits = target.format.bits

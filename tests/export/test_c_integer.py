@@ -581,8 +581,28 @@ def test_inputs_saturate_and_nan_is_an_error(tmp_path: Path):
     ]
     with pytest.raises(ValueError, match="NaN, which has no integer"):
         report.quantize(torch.tensor([[math.nan, 0.0, 0.0]]))
-    with pytest.raises(TypeError, match="use quantize"):
-        report.reference(torch.zeros(1, 3))
+    for q in (torch.zeros(1, 3), torch.full((1, 3), 300)):
+        with pytest.raises(TypeError, match="use quantize"):
+            report.reference(q)
+    for method, x in (
+        ("quantize", torch.zeros(2, 4)),
+        ("reference", torch.zeros(1, 4, dtype=torch.int8)),
+        ("dequantize", torch.zeros(1, 3, dtype=torch.int8)),
+    ):
+        with pytest.raises(ValueError, match=f"{method}: expected .* got shape"):
+            getattr(report, method)(x)
+
+
+def test_inputs_are_batched_as_the_calibration_is(tmp_path: Path):
+    model, x = Sequence(StructuredGRU(4, 3)), torch.randn(5, 60, 4)  # steps come first
+    report = to_c(model, x[:, :1], tmp_path / "c", arithmetic="integer", calibration=x)
+    rows = x.movedim(1, 0)
+    q = report.quantize(x)
+    for same in (rows.unsqueeze(2), rows.flatten(1), rows.unsqueeze(2).numpy()):
+        assert torch.equal(report.quantize(same), q)
+    with torch.no_grad():
+        right = model(x).movedim(1, 0).flatten(1)
+    assert (report.dequantize(report.reference(q)) - right).norm() <= 0.04 * right.norm()
 
 
 def test_a_quantized_model_keeps_its_integers(tmp_path: Path):

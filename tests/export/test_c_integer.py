@@ -491,9 +491,16 @@ def test_gates_whose_parts_are_large_and_cancel(cls: type[nn.Module], tmp_path: 
     assert (report.dequantize(found[:60]) - right).norm() <= 0.1 * right.norm()
 
 
+def far_node() -> StructuredLinear:
+    layer = StructuredLinear(1, 5, structure="vandermonde_like", rank=1, learn_nodes=True)
+    nn.init.constant_(layer.nodes, 1e6)
+    return layer
+
+
 ALONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     cls.name: (lambda cls=cls: drawn(12, 9, cls.name, 2 if cls.ranked else None), (1, 12)) for cls in CLASSES
 } | {
+    "one column of a far node": (far_node, (1, 1)),
     "clamp": (lambda: nn.Hardtanh(-0.5, 0.25), (1, 12)),
     "relu": (nn.ReLU, (1, 12)),
     "clamp of all": (lambda: nn.Hardtanh(-100, 100), (1, 12)),
@@ -522,7 +529,8 @@ def test_what_stands_alone_compiles_without_a_warning(name: str, tmp_path: Path)
         model, calibration[0], tmp_path / "c", arithmetic="integer", calibration=calibration, name="net"
     )
     folder = tmp_path / "c"
-    command("gcc", *WARNINGS, folder / "net.c", folder / "test.c", "-o", folder / "test")
+    flags = [*WARNINGS, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    command("gcc", *flags, folder / "net.c", folder / "test.c", "-o", folder / "test")
     assert command(folder / "test").startswith("0 of ")
     with torch.no_grad():
         right = torch.stack([model(x).flatten() for x in calibration])

@@ -52,7 +52,8 @@ void {name}_run(const int8_t *input, int8_t *output);
 #endif
 """
 
-_SOURCE = """/* Written by torchldr: {title}. C99 in integers, no allocation, no library. */
+_SOURCE = """/* Written by torchldr: {title}. C99 in integers, no allocation, no library.
+   Right shifts of negative numbers must be arithmetic, as with GCC, Clang and Arm's compilers. */
 #include <stdint.h>
 
 #include "{name}.h"
@@ -96,7 +97,7 @@ int main(void)
 
 _README = """# {name}
 
-{title}, as C in integers. `{name}.c` and `{name}.h` are all that a firmware needs (C99, no library):
+{title}, as C99. `{name}.c` and `{name}.h` are all that a firmware needs (C99, no library):
 
 ```c
 #include "{name}.h"
@@ -125,8 +126,8 @@ class IntegerReport(CReport):
 
     Attributes:
         input: the format of the input's integers.
-        outputs: formats of the outputs, which stand one after the other, with their sizes.
-        input_shape: of one input, as the model takes it.
+        outputs: the format and size of each output; the C writes one output after the other.
+        input_shape: the shape of one input, as the model takes it.
     """
 
     input: Format

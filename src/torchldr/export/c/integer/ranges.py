@@ -68,7 +68,7 @@ def samples(calibration: Any, example: Tensor) -> Tensor:
             )
         found.append(made)
     if not found or not sum(map(len, found)):
-        raise ValueError("to_c: calibration has no inputs; a few hundred of the training set serve.")
+        raise ValueError("to_c: calibration has no inputs; give it a few hundred of the training set.")
     made = torch.cat(found)
     if not bool(made.isfinite().all()):
         raise ValueError("to_c: calibration has inputs that are not finite.")
@@ -89,12 +89,12 @@ def one_by_one(batch: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def moved(name: str, low: float, high: float) -> tuple[float, float]:
-    """The range, which may not be a point."""
+    """The range, if it is finite and not a single number."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ExportError(f"to_c: on the calibration's inputs, {name} is not finite.")
     if low == high:
         raise ExportError(
             f"to_c: the calibration never moves {name}, which is always {low:g}. "
-            "Give it inputs of the training set."
+            "Calibrate with inputs of the training set; remove what the model itself keeps constant."
         )
     return low, high

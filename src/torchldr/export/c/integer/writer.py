@@ -46,7 +46,7 @@ _BYTES = {"int8": 1, "int16": 2, "int32": 4, "uint16": 2, "uint32": 4}
 RESCALING_BYTES = 36  # of the struct, on a machine of 32 bits
 FEW = 32  # rows that need no grid of multipliers
 BIASES = 2**23  # beside 8 bits of a multiplier
-MARGIN = 2.0  # sums between stages may be so many times those of the calibration
+MARGIN = 2.0  # sums between stages may be this many times those of the calibration
 assert __package__ is not None
 _PIECES = read_pieces(__package__)
 
@@ -201,12 +201,12 @@ class IntegerWriter(Writer):
 
         Args:
             matrix: integers (rows, columns), or None for the identity.
-            unit: what a unit of a row's sum is worth where the input's is worth 1; one number, or one a row
-                (or for every `repeat` rows).
-            relative: what the next stage takes a unit of a row to be worth, up to a common scale.
-            sums: of absolute values, that the next stage's rows have at most: bounds the integers here.
-            repeat: of how many rows each number stands for.
-            fold: the C does not take the zero off x; its share is a bias.
+            unit: the value of 1 in a row's sum, if 1 in the input has the value 1: one number, or one for
+                each row (or for every `repeat` rows).
+            relative: the value that the next stage gives to 1 in a row, up to a common factor.
+            sums: sums of absolute values in the rows of the next stage; they bound the integers here.
+            repeat: how many rows share one number.
+            fold: the C does not subtract the zero from x; what the zero adds is part of the bias.
         """
         spread = lambda t: torch.as_tensor(t, dtype=torch.float64).flatten().repeat_interleave(repeat)
         real = self._sums(matrix)
@@ -281,7 +281,7 @@ class IntegerWriter(Writer):
         return 2.0**31 - 2 - self._bound(matrix, fold)
 
     def _bound(self, matrix: Tensor | None, fold: bool) -> float:
-        """The largest sum; with `fold` it begins with the share of x's zero."""
+        """The largest sum; with `fold` it contains what x's zero adds."""
         most = self._most(matrix).max().item()
         if fold:
             assert matrix is not None

@@ -659,6 +659,12 @@ def still(scale: float) -> nn.Module:
     return model
 
 
+def many_inputs() -> nn.Module:
+    model = nn.Linear(200_000, 2)
+    nn.init.constant_(model.weight, 1.0)
+    return model
+
+
 class ManyExponentials(nn.Softmax):
     in_features = 70_000
 
@@ -684,6 +690,7 @@ class ManyExponentials(nn.Softmax):
         (StructuredLSTM(4, 4), torch.randn(9, 3, 1, 4), {}, ExportError, "gives its cell state"),
         (still(0.0), torch.randn(9, 3, 1, 4), {}, ExportError, "never moves the states of layer"),
         (still(1e-9), torch.randn(9, 3, 1, 4), {}, ExportError, "its states are below"),
+        (many_inputs(), torch.randn(2, 200_000), {}, ExportError, "sums of up to .*e.09 leave 32 bits"),
         (ManyExponentials(-1), torch.randn(2, 70_000), {}, ExportError, "more than 65,536 exponentials"),
     ],
 )  # fmt: skip

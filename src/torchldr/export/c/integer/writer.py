@@ -278,7 +278,10 @@ class IntegerWriter(Writer):
 
     def _room(self, matrix: Tensor, fold: bool) -> float:
         """What a bias may be, beside the sums."""
-        return 2.0**31 - 2 - self._bound(matrix, fold)
+        bound = self._bound(matrix, fold)
+        if bound >= 2.0**31 - 2:
+            raise OverflowError(f"sums of up to {bound:.3g} leave 32 bits")
+        return 2.0**31 - 2 - bound
 
     def _bound(self, matrix: Tensor | None, fold: bool) -> float:
         """The largest sum; with `fold` it contains what x's zero adds."""
@@ -327,9 +330,12 @@ class IntegerWriter(Writer):
             )
         stage = Stage(matrix, made)
         real = unit.repeat_interleave(repeat) if unit.numel() > 1 else unit
-        if self.map is None:
-            self.map = torch.eye(self.v.shape[1], dtype=torch.float64)
-        self.map = real.unsqueeze(-1) * (self.map if matrix is None else matrix @ self.map)
+        if matrix is None or self.map is None:
+            before = self.map if matrix is None else matrix
+            self.map = torch.eye(self.v.shape[1], dtype=torch.float64) if before is None else before
+        else:
+            self.map = matrix @ self.map
+        self.map = real.unsqueeze(-1) * self.map
         self.v, self.scale, self.largest = stage(self.v), out.scale, float(max(-out.low, out.high))
         self.stages.append(stage)
         return name

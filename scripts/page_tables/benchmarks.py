@@ -129,18 +129,19 @@ def _instructions(results: Results) -> str:
 
 
 def _integer(results: Results) -> str:
-    """MNIST's networks on a microcontroller, in floating point and in integers."""
+    """Networks on a microcontroller, in floating point and in integers."""
     body = []
-    rows = [row for row in results["rows"] if row["dataset"] == "mnist"]
-    floats = [row for row in rows if row["arithmetic"] == "float"]
-    integers = [row for row in rows if row["arithmetic"] == "integer"]
+    floats, integers = (
+        [row for row in results["rows"] if row["arithmetic"] == arithmetic]
+        for arithmetic in ("float", "integer")
+    )
     for a, b in zip(floats, integers, strict=True):
         sizes = [f"{b[key]:,}" for key in ("flash", "ram", "instructions")]
         scores = [f"{row['accuracy']:.2f}" for row in (a, b)]
         ratio = f"{a['instructions'] / b['instructions']:.0f}"
-        body.append([f"`{b['structure']}`", str(b["rank"] or ""), *scores, *sizes, ratio])
-    head = ["hidden layer", "rank", "float, %", "integers, %", "flash", "RAM", "instructions"]
-    return markdown([*head, "floats / integers"], body)
+        body.append([b["dataset"], f"`{b['structure']}`", str(b["rank"] or ""), *scores, *sizes, ratio])
+    head = ["dataset", "hidden layer", "rank", "float, %", "integers, %", "flash", "RAM", "instructions"]
+    return markdown([*head, "floats / integers"], body, left=2)
 
 
 def _integer_peers(results: Results) -> str:

@@ -345,6 +345,20 @@ def test_blocks_of_zeros_keep_their_bias(which: object, tmp_path: Path):
     assert (found - right).abs().max() <= 2.5 * report.outputs[0][0].scale
 
 
+@pytest.mark.parametrize("name", ["S", "A"])
+def test_rows_that_round_to_nothing_keep_their_bias(name: str, tmp_path: Path):
+    torch.manual_seed(0)
+    layer = StructuredLinear(60, 60, structure={"S": "fastfood", "A": "acdc"}[name]).requires_grad_(False)
+    rows, x = getattr(layer, name), torch.randn(60, 60)
+    rows.mul_(torch.randn(60))
+    rows[:4] = torch.tensor([0.0, -1e-9, 1e-4, 0.01])
+    layer.bias[0] = 0
+    right = layer(x)
+    report = to_c(layer, x[:1], tmp_path / "c", arithmetic="integer", calibration=x)
+    found = report.dequantize(report.reference(report.quantize(x)))
+    assert (found - right).abs().max() <= 3 * report.outputs[0][0].scale
+
+
 @pytest.mark.parametrize("q", [0.9, 0.3, 1e-3, 3e-8, -0.2])
 def test_rescaling_rounds_once(q: float):
     most = 10**5 if abs(q) > 0.1 else 2 * 10**9
@@ -477,9 +491,16 @@ def test_gates_whose_parts_are_large_and_cancel(cls: type[nn.Module], tmp_path: 
     assert (report.dequantize(found[:60]) - right).norm() <= 0.1 * right.norm()
 
 
+def far_node() -> StructuredLinear:
+    layer = StructuredLinear(1, 5, structure="vandermonde_like", rank=1, learn_nodes=True)
+    nn.init.constant_(layer.nodes, 1e6)
+    return layer
+
+
 ALONE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     cls.name: (lambda cls=cls: drawn(12, 9, cls.name, 2 if cls.ranked else None), (1, 12)) for cls in CLASSES
 } | {
+    "one column of a far node": (far_node, (1, 1)),
     "clamp": (lambda: nn.Hardtanh(-0.5, 0.25), (1, 12)),
     "relu": (nn.ReLU, (1, 12)),
     "clamp of all": (lambda: nn.Hardtanh(-100, 100), (1, 12)),
@@ -508,7 +529,8 @@ def test_what_stands_alone_compiles_without_a_warning(name: str, tmp_path: Path)
         model, calibration[0], tmp_path / "c", arithmetic="integer", calibration=calibration, name="net"
     )
     folder = tmp_path / "c"
-    command("gcc", *WARNINGS, folder / "net.c", folder / "test.c", "-o", folder / "test")
+    flags = [*WARNINGS, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    command("gcc", *flags, folder / "net.c", folder / "test.c", "-o", folder / "test")
     assert command(folder / "test").startswith("0 of ")
     with torch.no_grad():
         right = torch.stack([model(x).flatten() for x in calibration])
@@ -567,8 +589,28 @@ def test_inputs_saturate_and_nan_is_an_error(tmp_path: Path):
     ]
     with pytest.raises(ValueError, match="NaN, which has no integer"):
         report.quantize(torch.tensor([[math.nan, 0.0, 0.0]]))
-    with pytest.raises(TypeError, match="use quantize"):
-        report.reference(torch.zeros(1, 3))
+    for q in (torch.zeros(1, 3), torch.full((1, 3), 300)):
+        with pytest.raises(TypeError, match="use quantize"):
+            report.reference(q)
+    for method, x in (
+        ("quantize", torch.zeros(2, 4)),
+        ("reference", torch.zeros(1, 4, dtype=torch.int8)),
+        ("dequantize", torch.zeros(1, 3, dtype=torch.int8)),
+    ):
+        with pytest.raises(ValueError, match=f"{method}: expected .* got shape"):
+            getattr(report, method)(x)
+
+
+def test_inputs_are_batched_as_the_calibration_is(tmp_path: Path):
+    model, x = Sequence(StructuredGRU(4, 3)), torch.randn(5, 60, 4)  # steps come first
+    report = to_c(model, x[:, :1], tmp_path / "c", arithmetic="integer", calibration=x)
+    rows = x.movedim(1, 0)
+    q = report.quantize(x)
+    for same in (rows.unsqueeze(2), rows.flatten(1), rows.unsqueeze(2).numpy()):
+        assert torch.equal(report.quantize(same), q)
+    with torch.no_grad():
+        right = model(x).movedim(1, 0).flatten(1)
+    assert (report.dequantize(report.reference(q)) - right).norm() <= 0.04 * right.norm()
 
 
 def test_a_quantized_model_keeps_its_integers(tmp_path: Path):
@@ -617,6 +659,12 @@ def still(scale: float) -> nn.Module:
     return model
 
 
+def many_inputs() -> nn.Module:
+    model = nn.Linear(200_000, 2)
+    nn.init.constant_(model.weight, 1.0)
+    return model
+
+
 class ManyExponentials(nn.Softmax):
     in_features = 70_000
 
@@ -642,6 +690,7 @@ class ManyExponentials(nn.Softmax):
         (StructuredLSTM(4, 4), torch.randn(9, 3, 1, 4), {}, ExportError, "gives its cell state"),
         (still(0.0), torch.randn(9, 3, 1, 4), {}, ExportError, "never moves the states of layer"),
         (still(1e-9), torch.randn(9, 3, 1, 4), {}, ExportError, "its states are below"),
+        (many_inputs(), torch.randn(2, 200_000), {}, ExportError, "sums of up to .*e.09 leave 32 bits"),
         (ManyExponentials(-1), torch.randn(2, 70_000), {}, ExportError, "more than 65,536 exponentials"),
     ],
 )  # fmt: skip

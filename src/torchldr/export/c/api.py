@@ -54,20 +54,20 @@ def to_c(
             sigmoid, tanh, softmax, views and sums of these, in float32. It is not changed; exported as in
             `eval()`.
         example: an input, a batch of 1.
-        folder: to be made, with `{name}.c`, `{name}.h`, `test.c` (an input, and the model's answer) and
+        folder: a new folder for `{name}.c`, `{name}.h`, `test.c` (an input and the model's answer) and
             `README.md`. Nothing is written if something fails.
         weights: "int8" stores weights as `torchldr.quantize_` rounds them, "float32" as they are.
         arithmetic: "float", or "integer": C without floating point, with inputs and outputs in int8. Needs
             weights="int8" and a calibration.
-        calibration: for integers, inputs of the training set that scales are taken from: a tensor, or batches
-            as of a DataLoader. A few hundred inputs serve.
-        name: of the files, and of the function `{name}_run(const float *x, float *y)`.
-        nan: "pass" lets NaN go through as PyTorch does; "error" also makes the function return 1 where x or y
-            has a NaN, else 0. Compile without `-ffast-math`, which assumes that there is none.
+        calibration: for integers, inputs of the training set, which set the scales: a tensor, or batches as a
+            DataLoader gives them. A few hundred inputs are enough.
+        name: of the files, and of the function `{name}_run(x, y)`, with float or int8_t pointers.
+        nan: "pass" lets NaN through as PyTorch does; with "error" the function also returns 1 if x or y has a
+            NaN, else 0. Compile without `-ffast-math`, which assumes that no NaN occurs.
 
     Returns:
-        What the layers take of flash and RAM. With integers an `IntegerReport`, which also has the model in
-        torch: `reference(quantize(x))` is what the C gives, bit for bit; `dequantize` makes numbers of it.
+        The flash and RAM that each layer takes. With integers, an `IntegerReport`: `reference(quantize(x))`
+        computes the output of the C in torch, bit for bit, and `dequantize` turns it into numbers.
 
     Raises:
         ExportError: the model cannot be written in C; the error names the node.

@@ -269,7 +269,7 @@ def circulant_grid(M: Any, c: Any, rows: int, columns: int, b: int) -> str:
 
 
 _INTEGER = r"""
-/* A grid of circulant blocks of b x b, cropped to m x n; columns from their end. */
+/* A grid of circulant blocks of b x b, cropped to m x n; columns are stored backwards. */
 static void circulant(const int8_t *column, int32_t columns, int32_t b, int32_t m, int32_t n,
                       const rescaling *after, const int8_t *x, OUT *y)
 {

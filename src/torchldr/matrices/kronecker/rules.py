@@ -83,7 +83,7 @@ def _two_factors(x: Tensor, first: Tensor, second: Tensor, sizes: Sizes, m: int)
 
 # work: b
 _TEXT = r"""
-/* A is a x c and B is b x d, a term after the other; what lies behind m and n is cropped. */
+/* A sum of Kronecker products of A (a x c) and B (b x d), cropped to m x n. */
 static void kronecker(const weight *A, const float *a_scale, const weight *B, const float *b_scale, int rank,
                       int m, int a, int b, int n, int c, int d, const float *x, float *y, float *work)
 {
@@ -113,7 +113,7 @@ def _(M: Kronecker, writer: Any) -> str:
 
 # work: n + r b c
 _INTEGER = r"""
-/* A is a x c and B is b x d, a term after the other; what lies behind m and n is cropped. */
+/* A sum of Kronecker products of A (a x c) and B (b x d), cropped to m x n. */
 static void kronecker(const int8_t *A, const int8_t *B, int32_t rank, int32_t m, int32_t b, int32_t n,
                       int32_t c, int32_t d, int32_t sizes, int32_t zero, const rescaling *between,
                       const rescaling *after, const int8_t *x, OUT *y, int16_t *work)

@@ -186,7 +186,7 @@ def _(M: VandermondeLike, c: Any) -> str:
     (G, g, g_scale), (H, h, h_scale) = c.vectors("G"), c.vectors("H")
     nodes = M.nodes.detach().cpu().double()
     largest = max(1.0, nodes.abs().max().item())
-    shift = 14 - math.frexp(largest)[1] + 1
+    shift = max(1, 15 - math.frexp(largest)[1])  # of one column only, nodes do not matter
     growth = largest ** (n - 1)
     if growth > 2.0**10:
         raise OverflowError(f"powers of the nodes grow by {growth:.3g}")

@@ -54,7 +54,7 @@ def integer_files(
         ram,
         taken,
         kinds,
-        made.input_size,
+        tuple(example.shape),
         tracer.reference(outputs),
     )
     return report, render(name, made, source, report, inputs[0], scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..files import CReport
 from ..steps import Steps
 from ..writer import lines, literal
+from .ranges import one_by_one
 from .scaling import Format
 from .writer import IntegerSource
 
@@ -32,7 +34,7 @@ extern "C" {{
 
 /* number = SCALE * (integer - ZERO). The macros are in floating point: use them where that is at hand, or
    scale sensor readings by integers of your own. What is out of range saturates. NaN becomes the lowest
-   integer: check for it before. */
+   integer: check for it before. {NAME}_QUANTIZE evaluates x more than once. */
 #define {NAME}_INPUT_SCALE {input_scale}
 #define {NAME}_INPUT_ZERO {input_zero}
 #define {NAME}_QUANTIZE(x) \\
@@ -50,7 +52,8 @@ void {name}_run(const int8_t *input, int8_t *output);
 #endif
 """
 
-_SOURCE = """/* Written by torchldr: {title}. C99 in integers, no allocation, no library. */
+_SOURCE = """/* Written by torchldr: {title}. C99 in integers, no allocation, no library.
+   Right shifts of negative numbers must be arithmetic, as with GCC, Clang and Arm's compilers. */
 #include <stdint.h>
 
 #include "{name}.h"
@@ -94,7 +97,7 @@ int main(void)
 
 _README = """# {name}
 
-{title}, as C in integers. `{name}.c` and `{name}.h` are all that a firmware needs (C99, no library):
+{title}, as C99. `{name}.c` and `{name}.h` are all that a firmware needs (C99, no library):
 
 ```c
 #include "{name}.h"
@@ -123,41 +126,61 @@ class IntegerReport(CReport):
 
     Attributes:
         input: the format of the input's integers.
-        outputs: formats of the outputs, which stand one after the other, with their sizes.
-        input_size: how many integers go in.
+        outputs: the format and size of each output; the C writes one output after the other.
+        input_shape: the shape of one input, as the model takes it.
     """
 
     input: Format
     outputs: tuple[tuple[Format, int], ...]
-    input_size: int
+    input_shape: tuple[int, ...]
     run: Callable[[Tensor], Tensor] = field(repr=False, compare=False)
 
+    @property
+    def input_size(self) -> int:
+        """How many integers go in."""
+        return math.prod(self.input_shape)
+
     def quantize(self, x: Tensor) -> Tensor:
-        """The integers that go in, int8 (b, input_size), for inputs of any batch shape.
+        """The integers that go in, int8 (b, input_size).
+
+        Args:
+            x: inputs as the model takes them, batched along axes in front or along that of size 1, or flat.
 
         Raises:
-            ValueError: for NaN, which has no integer. Other numbers saturate.
+            ValueError: other shapes, and NaN, which has no integer. Other numbers saturate.
         """
-        if bool(x.isnan().any()):
+        x = torch.as_tensor(x).detach().cpu()
+        rows = one_by_one(x, self.input_shape)
+        if rows is None:
+            rows = _flat("quantize", x, self.input_size, f"inputs of shape {self.input_shape}")
+        if bool(rows.isnan().any()):
             raise ValueError("quantize: the input has a NaN, which has no integer.")
-        return self.input.integers(x.detach().cpu().reshape(-1, self.input_size)).to(torch.int8)
+        return self.input.integers(rows.reshape(-1, self.input_size)).to(torch.int8)
 
     def reference(self, q: Tensor) -> Tensor:
-        """The integers that the C gives, int8 (b, output_size), for integers that go in."""
-        if q.is_floating_point():
-            raise TypeError(f"reference: integers go in, got {q.dtype}; use quantize(x).")
-        return self.run(q.cpu().reshape(-1, self.input_size)).to(torch.int8)
+        """What the C gives for integers int8 (b, input_size): int8 (b, output_size)."""
+        if q.dtype != torch.int8:
+            raise TypeError(f"reference: int8 goes in, got {q.dtype}; use quantize(x).")
+        return self.run(_flat("reference", q.cpu(), self.input_size, "integers")).to(torch.int8)
 
     def dequantize(self, q: Tensor) -> Tensor:
         """The numbers that the C's integers stand for, float32 (b, output_size)."""
-        parts = q.split([size for _, size in self.outputs], -1)
+        sizes = [size for _, size in self.outputs]
+        parts = _flat("dequantize", q, sum(sizes), "integers").split(sizes, -1)
         return torch.cat([f.values(part) for (f, _), part in zip(self.outputs, parts, strict=True)], -1)
 
     def to_json(self) -> str:
-        names = ("folder", "title", "weights", "flash", "arena", "input_size")
+        names = ("folder", "title", "weights", "flash", "arena", "input_size", "input_shape")
         facts = {name: getattr(self, name) for name in names}
         facts |= {"layers": [row._asdict() for row in self.layers], "input": self.input._asdict()}
         return json.dumps({**facts, "outputs": [[f._asdict(), n] for f, n in self.outputs]}, indent=1)
+
+
+def _flat(who: str, x: Tensor, size: int, what: str) -> Tensor:
+    """Rows of this size."""
+    if not x.ndim or x.shape[-1] != size:
+        raise ValueError(f"{who}: expected {what}, or rows of {size}, got shape {tuple(x.shape)}.")
+    return x.reshape(-1, size)
 
 
 def _scales(name: str, outputs: tuple[tuple[Format, int], ...]) -> str:

@@ -107,7 +107,7 @@ class IntegerTracer(Tracer):
     # Formats.
 
     def format_of(self, node: torch.fx.Node) -> Format:
-        """Of what a node makes: a clamp that alone follows cuts it."""
+        """The format of a node's output. Where only a clamp follows, the clamp's range counts."""
         while len(node.users) == 1:
             (after,) = node.users
             if bounds(after) is None and str(after.target).removesuffix(".default") not in VIEWS:
@@ -121,7 +121,7 @@ class IntegerTracer(Tracer):
     def matrix_product(
         self, node: Any, x: Value, M: StructuredMatrix, bias: Tensor | None, kind: str, name: str = ""
     ) -> Value:
-        """A product of every vector along the last axis."""
+        """Multiply every vector along the last axis."""
         (m, n), target = M.shape, Target(self.format_of(node), bias)
         count = x.size // n
         given = self.integers(x).reshape(-1, n) - x.format.zero
@@ -178,7 +178,7 @@ def write_product(
     off = (c.map - dense).norm().item() / size if size else 0.0
     if off > MOST_ERROR:
         raise ExportError(
-            f"to_c: {who} has no C in integers: {form} would be off by {100 * off:.0f} % of the matrix."
+            f"to_c: {who} has no C in integers: {form} would be off by {100 * off:.3g} % of the matrix."
         )
     c.form = f"{form}; within {100 * off:.2g} %"
     bits = target.format.bits
@@ -326,7 +326,7 @@ def _clamp(t: IntegerTracer, node: Any, x: Value, *rest: Any, **options: Any) ->
 
 
 def table(t: IntegerTracer, x: Value, function: Callable[[Tensor], Tensor], out: Format) -> Value:
-    """Any function of one number, by a table of 256."""
+    """Any function of one number, as a table of 256 values."""
     values = out.integers(function(x.format.values(torch.arange(-128, 128)).double()))
     t.source.use("table")
     name = t.source.constant(t.source.new_name("table"), values.numpy(), "int8")

@@ -1,9 +1,8 @@
-/* C99 in integers: see kernels.py of the folder above for the form of this file. Shifts to the right are
-   arithmetic, as on every compiler for these machines. */
+/* C99 in integers: see kernels.py of the folder above for the form of this file. */
 
 //// separate
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
-#define SEPARATE __attribute__((noipa)) /* a loop of its own keeps its numbers in registers */
+#define SEPARATE __attribute__((noipa)) /* not inlined: the loop keeps its numbers in registers */
 #else
 #define SEPARATE
 #endif
@@ -16,12 +15,14 @@ static int32_t clamp(int32_t value, int32_t low, int32_t high)
 }
 
 //// rescaling: separate clamp
-/* Sums to few bits, by a multiplier and a shift with one rounding: one for all rows, or one a row. Multipliers
-   without shifts are a table of 32, and the 8 lowest bits of a row's bias say which, and what shift is added. */
+/* Rescaling of sums: clamp((sum + bias) * multiplier / 2^shift + zero), rounded once. There is one multiplier for
+   all rows, or one for each row: `multipliers` with `shifts`; `factors` of 16 bits with one shift; or `multipliers`
+   without `shifts`, a table of 32. Then bits 0 to 4 of bias[row] are the place in the table, bits 5 to 7 are added
+   to the shift, and the bias stands above them. */
 typedef struct {
     const int32_t *bias, *multipliers;
     const int8_t *shifts;
-    const int16_t *factors; /* of 16 bits, with one shift */
+    const int16_t *factors;
     int32_t multiplier, shift, zero, low, high;
 } rescaling;
 
@@ -99,7 +100,7 @@ static void clip(const int8_t *x, int8_t *y, int32_t n, int32_t low, int32_t hig
 }
 
 //// table
-/* y[i] is the table's entry for x[i], -128 to 127. */
+/* A function of one integer: its values at -128 to 127. */
 static void table(const int8_t *values, const int8_t *x, int8_t *y, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)
@@ -107,7 +108,7 @@ static void table(const int8_t *values, const int8_t *x, int8_t *y, int32_t n)
 }
 
 //// add: rescaling
-/* Factors bring both to one scale. */
+/* The factors bring a and b to one scale. */
 static void add(const rescaling *f, const int8_t *a, int32_t a_factor, const int8_t *b, int32_t b_factor,
                 int8_t *y, int32_t n)
 {
@@ -116,7 +117,7 @@ static void add(const rescaling *f, const int8_t *a, int32_t a_factor, const int
 }
 
 //// add_rows: rescaling
-/* One number of b for each row of a; y may be a. */
+/* Adds b[i] to every number of row i of a; y may be a. */
 static void add_rows(const rescaling *f, const int8_t *a, int32_t a_factor, const int8_t *b, int32_t b_factor,
                      int8_t *y, int32_t rows, int32_t n)
 {
@@ -139,7 +140,7 @@ static void mean(const rescaling *f, const int8_t *x, int8_t *y, int32_t rows, i
 }
 
 //// softmax
-/* exponents: exp(-scale i) in 16 bits, i = 0 .. 255; y in steps of 1/256 from -128. */
+/* exponents[i] is exp(-scale i) in 16 bits; y is -128 for 0 and counts by 1/256. */
 static void softmax(const uint16_t *exponents, const int8_t *x, int8_t *y, int32_t rows, int32_t n)
 {
     for (; rows > 0; rows--, x += n, y += n) {
@@ -209,7 +210,7 @@ static void max_pool2d(const window *s, const int8_t *x, int8_t *y)
 }
 
 //// two_rows: separate
-/* Two rows of weights by x, n > 0 numbers, read once. */
+/* Two rows of weights times x, n > 0; each number of x is read once. */
 static SEPARATE int32_t two_rows(const int8_t *w, const int8_t *x, int32_t n, int32_t *second)
 {
     const int8_t *u = w + 2 * n;
@@ -240,15 +241,16 @@ static void dense(const int8_t *w, int32_t m, int32_t n, const rescaling *f, con
 }
 
 //// side
-/* Start vectors under a shift; what comes around takes `around`, times sign, which is 0 without a corner. */
+/* Vectors that a shift moves: what leaves at the end comes in again at the front, from `around` times sign.
+   Where sign is 0, zeros come in. */
 typedef struct {
     int32_t size, sign;
     const int8_t *vectors, *around;
 } side;
 
 //// pair: side rescaling dot16
-/* sum_r K(A, g_r) K(C, h_r)^T x for shifts A, its vectors from their end, and C; before: scales of x, or 0.
-   work: n + rank k */
+/* y = sum_r K(A, g_r) K(C, h_r)^T x, where K(A, g) has the columns g, A g, A^2 g, .. and A and C are shifts. The
+   vectors of A are stored backwards. `before` rescales x, unless it is 0. work has n + rank k numbers. */
 static void pair(const side *A, const side *C, int32_t rank, const rescaling *before, int32_t zero,
                  const rescaling *between, const rescaling *after, int32_t reversed, const int8_t *x, OUT *y,
                  int16_t *work)
@@ -278,12 +280,12 @@ static void pair(const side *A, const side *C, int32_t rank, const rescaling *be
 }
 
 //// ring
-/* An operator with 2^shift for 1 (entries before, at and behind the diagonal, the corners among them), and
-   start vectors, times 2^start. */
+/* An operator with 2^shift for 1, and start vectors, which are multiplied by 2^start. `lower`, `own` and `upper` are
+   the entries left of the diagonal, on it and right of it; lower[0] and the last of upper are the corners. */
 typedef struct {
     int32_t size, shift, start;
     const int8_t *vectors;
-    const int16_t *lower, *own, *upper; /* own and upper: 0 where it is subdiagonal */
+    const int16_t *lower, *own, *upper; /* own and upper are 0 for a subdiagonal operator */
 } ring;
 
 static void unpack(const ring *A, int32_t r, int16_t *a)
@@ -312,7 +314,7 @@ static void apply(const ring *A, int16_t *a)
 }
 
 //// krylov: ring rescaling centre
-/* sum_r K(A, g_r) K(C, h_r)^T x, column by column. work: m + 2 n, sums: m */
+/* y = sum_r K(A, g_r) K(C, h_r)^T x, column by column. work has m + 2 n numbers, sums m. */
 static void krylov(const ring *A, const ring *C, int32_t rank, int32_t zero, const rescaling *between,
                    int32_t narrow, const rescaling *after, const int8_t *x, OUT *y, int16_t *work,
                    int32_t *sums)
@@ -341,7 +343,7 @@ static void krylov(const ring *A, const ring *C, int32_t rank, int32_t zero, con
 }
 
 //// gates: rescaling
-/* The logistic function of x / 4096 in 15 bits: the table has it at -8, -8 + 1/16, .. 8. */
+/* The logistic function of x / 4096 with 32767 for 1, between the table's values at -8, -8 + 1/16, .. 8. */
 static int32_t logistic(const int16_t *values, int32_t x)
 {
     int32_t at = clamp(x, -32768, 32767) + 32768, i = at >> 8;
@@ -354,8 +356,8 @@ static int32_t hyperbolic(const int16_t *values, int32_t x)
 }
 
 //// lstm_step: gates
-/* Gates: the input products with their bias; hidden: those of the state. Both have 2^(12 - wide) for 1, c 2^cell
-   and h 2^15. */
+/* gates: what the input gives, with its bias; hidden: what the state gives. Both have 2^(12 - wide) for 1, c has
+   2^cell and h has 2^15. */
 static void lstm_step(const int16_t *values, int32_t wide, int32_t cell, const rescaling *out,
                       const int16_t *gates, const int16_t *hidden, int16_t *h, int16_t *c, int8_t *h8, int32_t n)
 {

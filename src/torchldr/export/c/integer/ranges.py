@@ -48,8 +48,7 @@ class Observer(torch.fx.Interpreter):
 def samples(calibration: Any, example: Tensor) -> Tensor:
     """The inputs of a calibration, (count, ..), each of the shape of the example.
 
-    Batches are tensors, or tuples whose first entry is one, as of a DataLoader; batched along the axis that
-    has size 1 in the example, or along a new one in front.
+    Batches are tensors, or tuples whose first entry is one, as of a DataLoader.
 
     Raises:
         ValueError: there is none, or they do not fit.
@@ -57,41 +56,45 @@ def samples(calibration: Any, example: Tensor) -> Tensor:
     batches = [calibration] if isinstance(calibration, Tensor) else calibration
     if not isinstance(batches, Iterable):
         raise TypeError(f"to_c: calibration must be tensors, got {type(calibration).__name__}.")
-    found = [_split(batch[0] if isinstance(batch, tuple | list) else batch, example) for batch in batches]
+    found = []
+    for batch in batches:
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        if not isinstance(x, Tensor):
+            raise TypeError(f"to_c: calibration must be tensors, got {type(x).__name__}.")
+        shape = tuple(example.shape)
+        if (made := one_by_one(x.detach().cpu().float(), shape)) is None:
+            raise ValueError(
+                f"to_c: calibration has a batch of shape {tuple(x.shape)}, the example has shape {shape}."
+            )
+        found.append(made)
     if not found or not sum(map(len, found)):
-        raise ValueError("to_c: calibration has no inputs; a few hundred of the training set serve.")
+        raise ValueError("to_c: calibration has no inputs; give it a few hundred of the training set.")
     made = torch.cat(found)
     if not bool(made.isfinite().all()):
         raise ValueError("to_c: calibration has inputs that are not finite.")
     return made
 
 
-def _split(batch: Any, example: Tensor) -> Tensor:
-    shape = tuple(example.shape)
-    if not isinstance(batch, Tensor):
-        raise TypeError(f"to_c: calibration must be tensors, got {type(batch).__name__}.")
-    batch = batch.detach().cpu().float()
-    if batch.shape[1:] == shape:
-        return batch
-    if batch.ndim == len(shape):
-        for axis, size in enumerate(shape):
-            rest = shape[:axis] + shape[axis + 1 :]
-            if size == 1 and rest == tuple(batch.shape[:axis] + batch.shape[axis + 1 :]):
-                return batch.movedim(axis, 0).unsqueeze(axis + 1)
-        if batch.shape == shape:
-            return batch.unsqueeze(0)
-    raise ValueError(
-        f"to_c: calibration has a batch of shape {tuple(batch.shape)}, the example has shape {shape}."
-    )
+def one_by_one(batch: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """Inputs of a shape, (count, *shape); None where they do not fit.
+
+    They are batched along new axes in front, or along the axis that has size 1 in the shape.
+    """
+    if tuple(batch.shape[max(0, batch.ndim - len(shape)) :]) == shape:
+        return batch.reshape(-1, *shape)
+    for axis, size in enumerate(shape if batch.ndim == len(shape) else ()):
+        if size == 1 and shape[:axis] + shape[axis + 1 :] == (*batch.shape[:axis], *batch.shape[axis + 1 :]):
+            return batch.movedim(axis, 0).unsqueeze(axis + 1)
+    return None
 
 
 def moved(name: str, low: float, high: float) -> tuple[float, float]:
-    """The range, which may not be a point."""
+    """The range, if it is finite and not a single number."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ExportError(f"to_c: on the calibration's inputs, {name} is not finite.")
     if low == high:
         raise ExportError(
             f"to_c: the calibration never moves {name}, which is always {low:g}. "
-            "Give it inputs of the training set."
+            "Calibrate with inputs of the training set; remove what the model itself keeps constant."
         )
     return low, high

@@ -1,7 +1,8 @@
 """Recurrent layers in integers: gates in 16 bits, one table for sigmoid and tanh.
 
-The table takes 12 bits behind the point, so 16 bits hold -8 to 8. Gates have fewer where their parts, from
-the input and from the state, are larger on the calibration's inputs: only their sum may saturate.
+The table's arguments have 12 bits behind the point, so 16 bits hold -8 to 8. Gates have fewer bits behind the
+point if the part from the input or the part from the state is larger on the calibration's inputs. Only the
+sum of both may saturate.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from .scaling import Format, eight_bits, rescaling
 from .writer import IntegerSource, Target, chain
 
 POINT = 12  # bits behind the point of the table's numbers
-LEAST = 2.0**-15  # of 16 bits for 1: what states must reach
-MARGIN = 1.5  # cells may be so many times those of the calibration
+LEAST = 2.0**-15  # of states: 16 bits hold no smaller number
+MARGIN = 1.5  # cells may be this many times those of the calibration
 LOGISTIC = (32767 * torch.sigmoid(torch.arange(-128, 129).double() / 16)).round().long()
 
 

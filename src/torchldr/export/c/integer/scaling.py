@@ -44,7 +44,7 @@ class Format(NamedTuple):
 
 
 def eight_bits(low: float, high: float) -> Format:
-    """Int8 for numbers from low to high and 0, which is an integer."""
+    """Int8 for numbers from low to high and for 0, which is exact."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255
     return Format(scale, max(-128, min(127, round(-128 - low / scale))))
@@ -53,8 +53,8 @@ def eight_bits(low: float, high: float) -> Format:
 def rounded_rows(weight: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """A weight in int8 with a scale for each row along the first axis, both in float64.
 
-    Rows of zeros, whose scale is free, take the smallest of the others. Where a row is so small that its bias
-    (in units of `scale`, that of the input) would not fit into 32 bits, it takes a scale for which it does.
+    Rows of zeros may have any scale and get the smallest of the others. A row so small that its bias would
+    not fit into 32 bits gets a scale for which the bias fits. `scale` is that of the input.
     """
     weight = weight.detach().cpu()
     made = rounded(weight, INT8)
@@ -98,8 +98,8 @@ def _multiplier(q: float) -> tuple[int, int]:
 def on_grid(least: Tensor, out: Format) -> Rescaling | None:
     """A rescaling by the smallest powers of 2^(1/32) that are no less than these, float64, one a row.
 
-    Each is a code of 8 bits: a multiplier of `GRID`, and how far to shift. Rows that are smaller than 8 bits
-    tell get more than they need. None where the largest is no multiplier, or nothing.
+    Each is a code of 8 bits: a place in `GRID`, and how much further to shift. Rows too small for such a code
+    get the smallest. None if the largest is out of range.
     """
     largest = least.max().item()
     if not 2.0**-24 < largest < 0.5:

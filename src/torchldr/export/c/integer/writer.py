@@ -33,7 +33,7 @@ from ....core.matrix import StructuredMatrix
 from ....core.storage import INT8, rounded
 from ..kernels import read_pieces
 from ..writer import Source, Writer
-from .scaling import GRID, MOST_BIAS, Format, Rescaling, on_grid, rescaling, rounded_rows
+from .scaling import GRID, Format, Rescaling, on_grid, rescaling, rounded_rows
 
 _TYPES = {
     "int8": "int8_t",
@@ -46,7 +46,7 @@ _BYTES = {"int8": 1, "int16": 2, "int32": 4, "uint16": 2, "uint32": 4}
 RESCALING_BYTES = 36  # of the struct, on a machine of 32 bits
 FEW = 32  # rows that need no grid of multipliers
 BIASES = 2**23  # beside 8 bits of a multiplier
-MARGIN = 2.0  # sums between stages may be so many times those of the calibration
+MARGIN = 2.0  # sums between stages may be this many times those of the calibration
 assert __package__ is not None
 _PIECES = read_pieces(__package__)
 
@@ -201,19 +201,21 @@ class IntegerWriter(Writer):
 
         Args:
             matrix: integers (rows, columns), or None for the identity.
-            unit: what a unit of a row's sum is worth where the input's is worth 1; one number, or one a row
-                (or for every `repeat` rows).
-            relative: what the next stage takes a unit of a row to be worth, up to a common scale.
-            sums: of absolute values, that the next stage's rows have at most: bounds the integers here.
-            repeat: of how many rows each number stands for.
-            fold: the C does not take the zero off x; its share is a bias.
+            unit: the value of 1 in a row's sum, if 1 in the input has the value 1: one number, or one for
+                each row (or for every `repeat` rows).
+            relative: the value that the next stage gives to 1 in a row, up to a common factor.
+            sums: sums of absolute values in the rows of the next stage; they bound the integers here.
+            repeat: how many rows share one number.
+            fold: the C does not subtract the zero from x; what the zero adds is part of the bias.
         """
         spread = lambda t: torch.as_tensor(t, dtype=torch.float64).flatten().repeat_interleave(repeat)
-        real = self._sums(matrix) * self.scale * spread(unit) / spread(relative)
+        real = self._sums(matrix)
+        real = real if bool(real.any()) else self._most(matrix)  # where the calibration gives only zeros
+        real = real * self.scale * spread(unit) / spread(relative)
         limit = float(min(32767, int(2.0**30 / max(float(torch.as_tensor(sums).max()), 1.0))))
-        reach = real.abs().max().item()
-        if limit < 127 or not reach:
-            raise OverflowError("sums leave 32 bits" if limit < 127 else "the calibration gives only zeros")
+        reach = real.abs().max().item() or 1.0
+        if limit < 127:
+            raise OverflowError("sums leave 32 bits")
         scale = MARGIN * reach / limit
         out = Format(scale, 0, -int(limit), int(limit))
         ratio = torch.as_tensor(unit, dtype=torch.float64).flatten() / torch.as_tensor(relative).double()
@@ -221,7 +223,7 @@ class IntegerWriter(Writer):
 
     def finish(
         self,
-        matrix: Tensor | None,
+        matrix: Tensor,
         unit: Tensor | float,
         *,
         fold: bool = False,
@@ -232,14 +234,10 @@ class IntegerWriter(Writer):
         unit, bias = torch.as_tensor(unit, dtype=torch.float64).flatten(), None
         if self.target.bias is not None:
             added = self.target.bias.cpu().double()
+            unit = self._with_room(matrix, unit, added, fold) if grid is None else unit
             bias = (added / (self.scale * unit)).round()
-            if matrix is not None:  # rows of zeros may have any unit
-                least, zero = self.target.format.scale, matrix.abs().sum(1) == 0
-                if bool((zero & ((bias * self.scale * unit - added).abs() > least / 4)).any()):
-                    unit = torch.where(zero, added.abs().clamp(min=least) / (self.scale * MOST_BIAS), unit)
-                    bias = (added / (self.scale * unit)).round()
-            if not bool(bias.isfinite().all()):  # a row of zeros
-                raise OverflowError("a row of the matrix is zero and its bias is not")
+            if not bool((bias.abs() <= self._room(matrix, fold)).all()):
+                raise OverflowError("a bias is too large beside the weights of its row")
         return self._add(matrix, unit, self.target.format, bias, 1, fold, exact, grid)
 
     def finish_rows(self, weight: Tensor) -> tuple[str, str]:
@@ -264,6 +262,39 @@ class IntegerWriter(Writer):
         symbol = self.constant("weight", integers)
         return symbol, self.finish(integers, scales, fold=True, exact=True, grid=grid)
 
+    def _with_room(self, matrix: Tensor, unit: Tensor, bias: Tensor, fold: bool) -> Tensor:
+        """The units. A row of next to nothing takes one for which its bias fits into 32 bits.
+
+        Such a row gives at most one integer of the output or 1/64 of its bias, on the calibration's inputs.
+        """
+        step, sums = self.target.format.scale, self._sums(matrix).abs().amax(0)
+        least = bias.abs().clamp(min=step) / (self.scale * self._room(matrix, fold))
+        off = (bias / (self.scale * unit)).round() * self.scale * unit - bias
+        none = self._most(matrix) == 0  # such rows may have any unit
+        small = (unit.abs() < least) & (sums * least * self.scale <= (bias.abs() / 64).clamp(min=step))
+        if not bool((small | none & ~(off.abs() <= step / 4)).any()):
+            return unit
+        return torch.where(small | none, least.copysign(unit), unit)
+
+    def _room(self, matrix: Tensor, fold: bool) -> float:
+        """What a bias may be, beside the sums."""
+        bound = self._bound(matrix, fold)
+        if bound >= 2.0**31 - 2:
+            raise OverflowError(f"sums of up to {bound:.3g} leave 32 bits")
+        return 2.0**31 - 2 - bound
+
+    def _bound(self, matrix: Tensor | None, fold: bool) -> float:
+        """The largest sum; with `fold` it contains what x's zero adds."""
+        most = self._most(matrix).max().item()
+        if fold:
+            assert matrix is not None
+            most += abs(self.taken.zero) * matrix.sum(1).abs().max().item()
+        return most
+
+    def _most(self, matrix: Tensor | None) -> Tensor:
+        """What the sums of each row are at most."""
+        return self.largest * (torch.ones(1).double() if matrix is None else matrix.abs().sum(1))
+
     def _sums(self, matrix: Tensor | None) -> Tensor:
         return self.v.double() if matrix is None else self.v.double() @ matrix.mT
 
@@ -278,12 +309,10 @@ class IntegerWriter(Writer):
         exact: bool = False,
         grid: Rescaling | None = None,
     ) -> str:
-        bound = self.largest * (1.0 if matrix is None else matrix.abs().sum(1).max().item())
-        added = bias
+        bound, added = self._bound(matrix, fold), bias
         if fold and self.taken.zero:
             assert matrix is not None
             share = -self.taken.zero * matrix.sum(1)
-            bound += abs(share).max().item()
             added = share if bias is None else share + bias
         bound += 0.0 if bias is None else bias.abs().max().item()
         q = unit * (self.scale / out.scale)
@@ -301,9 +330,12 @@ class IntegerWriter(Writer):
             )
         stage = Stage(matrix, made)
         real = unit.repeat_interleave(repeat) if unit.numel() > 1 else unit
-        if self.map is None:
-            self.map = torch.eye(self.v.shape[1], dtype=torch.float64)
-        self.map = real.unsqueeze(-1) * (self.map if matrix is None else matrix @ self.map)
+        if matrix is None or self.map is None:
+            before = self.map if matrix is None else matrix
+            self.map = torch.eye(self.v.shape[1], dtype=torch.float64) if before is None else before
+        else:
+            self.map = matrix @ self.map
+        self.map = real.unsqueeze(-1) * self.map
         self.v, self.scale, self.largest = stage(self.v), out.scale, float(max(-out.low, out.high))
         self.stages.append(stage)
         return name

@@ -1,4 +1,4 @@
-"""`torchldr demo`: fit one matrix with every structured class and say how it went.
+"""`torchldr demo`: fit one matrix with every structured class and compare the results.
 
 The target is a handful of shifts whose gains vary along the input and the output, T = D_1 S D_2 with
 S a Toeplitz matrix of few diagonals and D_1, D_2 random diagonals. Every class with a rank or a block

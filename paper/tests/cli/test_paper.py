@@ -207,7 +207,7 @@ def test_weights_that_cannot_be_written(own_file: Path, tmp_path: Path, full_dis
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)
     assert row["state"] == "done"
-    assert "the run is in the ledger, its weights are not kept: [Errno" in result.stderr
+    assert "the run is in the ledger, but its weights were not kept: [Errno" in result.stderr
     assert row["hashes"][0] in result.stderr
 
 

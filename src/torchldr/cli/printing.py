@@ -21,7 +21,7 @@ def say(message: str) -> None:
 
 
 class Line:
-    """A last line on stderr that is written over, on a terminal; elsewhere it is not shown."""
+    """A status line on stderr that is overwritten in place, shown only on a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -96,7 +96,7 @@ def bar() -> Iterator[Report]:
 
 
 def width() -> int:
-    """How many characters a line may have. A pipe has no width: leave the cutting to what reads it."""
+    """How many characters a line may have. A pipe has no width: its reader may wrap lines."""
     return shutil.get_terminal_size((200, 24)).columns
 
 

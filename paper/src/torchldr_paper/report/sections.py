@@ -157,7 +157,7 @@ def _notes(table: Table) -> list[str]:
 
 
 def facts(ledger: Ledger) -> dict[str, str]:
-    """What the ledger holds, in a few numbers; nothing where it is empty."""
+    """What the ledger holds, in a few numbers; nothing if it is empty."""
     records = list(ledger)
     if not records:
         return {}

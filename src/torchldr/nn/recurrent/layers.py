@@ -38,12 +38,11 @@ class StructuredLSTM(StructuredRecurrent):
             as `weight_ih_l0.G`, each with an axis for the gates i, f, g, o in front. The others are
             parameters as in nn.LSTM.
         bias_ih_l[k], bias_hh_l[k], weight_hr_l[k]: parameters, as in nn.LSTM.
-        product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product,
-        "auto"
-            makes them where they are not too large.
+        product: "dense" computes dense matrices once per call, "fast" multiplies by the class's own product,
+            "auto" takes dense unless the matrices are too large.
 
-    Dense weights are made once a call, by fast products, and torch's own recurrence runs on them; where
-    matrices are large the input products of all steps are fast products, done before the recurrence.
+    With dense weights torch's own recurrence runs on them. With fast products the input products of all
+    steps are computed before the recurrence.
 
     Examples:
         >>> lstm = StructuredLSTM(128, 128, structure="ldr_sd", rank=1)

@@ -131,7 +131,7 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
         ("build", ["--input", 1, 12, "--weights", "int4"], 2, "int8, float32"),
         ("build", [], 2, "shape of an input"),
         ("fails", ["--input", 1, 12], 1, "fails with RuntimeError: no luck"),
-        ("number", ["--input", 1, 12], 1, "no nn.Module"),
+        ("number", ["--input", 1, 12], 1, "must be or return an nn.Module"),
         ("absent", ["--input", 1, 12], 1, "has no 'absent'"),
         ("gelu", ["--input", 1, 12], 1, "has no C"),
         ("build", ["--input", 2, 12], 1, "one input at a time"),

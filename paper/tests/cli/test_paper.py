@@ -337,7 +337,7 @@ def test_a_stand_in_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     brief = Protocol(epochs=1, lrs=(0.001,), trials=1, train_limit=120, test_limit=50)
     monkeypatch.setattr(Protocol, "quick", classmethod(lambda cls: brief))
     only = ["--only", "structure=circulant", "--results", str(tmp_path), "--device", "cpu"]
-    assert "so that this runs on a stand-in." in call("paper", "rectangles", "--quick", *only).stderr
+    assert "using a stand-in." in call("paper", "rectangles", "--quick", *only).stderr
     full = call("paper", "rectangles", "--max-seconds", "0", *only)
     assert "the table shows our results on the official data" in full.stderr
 

@@ -21,7 +21,7 @@ def say(message: str) -> None:
 
 
 class Line:
-    """A status line on stderr that is overwritten in place, shown only on a terminal."""
+    """A last line on stderr that is written over, on a terminal; elsewhere it is not shown."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -110,7 +110,7 @@ class Refit:
     def _affordable(self, groups: int, cost: Cost) -> tuple[int, int]:
         """The number of batches and of stages. On average a stage runs half of each model.
 
-        If the work does not allow even the least, there is no second fit, unless a time limit decides.
+        Where the work does not allow the least there is no second fit, unless a time limit decides.
         """
         most = len(self.data.seen)
         least = min(most, math.ceil(ROWS / max(cost.rows, 1e-9)))

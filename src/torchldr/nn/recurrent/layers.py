@@ -38,8 +38,8 @@ class StructuredLSTM(StructuredRecurrent):
             as `weight_ih_l0.G`, each with an axis for the gates i, f, g, o in front. The others are
             parameters as in nn.LSTM.
         bias_ih_l[k], bias_hh_l[k], weight_hr_l[k]: parameters, as in nn.LSTM.
-        product: "dense" computes dense matrices once per call, "fast" multiplies by the class's own product,
-            "auto" takes dense unless the matrices are too large.
+        product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product,
+            "auto" makes them where they are not too large.
 
     With dense weights torch's own recurrence runs on them. With fast products the input products of all
     steps are computed before the recurrence.

@@ -137,9 +137,9 @@ def info_command(
     frozen: Annotated[bool, typer.Option(help="With --structure: in a frozen layer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What is installed and switched on; or the products of one class.
+    """Show what is installed and on, or the products of one class.
 
-    Versions, devices, classes, and which fast paths are on, or why they are not.
+    Versions, devices, classes, and which fast paths are on, or why they are off.
     """
     from ..info import info, products
 
@@ -177,7 +177,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 @command(app, "structures", LOOK, "--json")
 def structures_command(as_json: AsJson = False) -> None:
-    """The structured classes and what they cost.
+    """List the structured classes and what they cost.
 
     Parameters are counted for a layer from 784 to 784 features, at the rank shown,
     which is a good first one.

@@ -61,7 +61,7 @@ def analyze_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What every matrix of a checkpoint could become.
+    """Show which structures the matrices of a checkpoint could take.
 
     Residual against size, class by class, and the best choice for each budget.
     """
@@ -121,7 +121,7 @@ def compress_command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress the matrices of a checkpoint, under a budget.
+    """Compress the matrices of a checkpoint to a budget.
 
     Or by a plan, which `torchldr analyze` writes. Other tensors are copied.
     A folder with a config.json is a Hugging Face model, and so is the result.

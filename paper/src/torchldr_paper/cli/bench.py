@@ -50,10 +50,10 @@ def bench_command(
     plot: Annotated[Path | None, typer.Option(help="Draw speed-up against n to this .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where each class beats a dense layer on this machine.
+    """Time each class against a dense layer on this machine.
 
-    Times of one vector and of a batch, in inference and in training, with the
-    paper's speed-ups beside ours. Ctrl-C ends it and shows what was measured.
+    One vector and a batch, in inference and in training, with the paper's
+    speed-ups beside ours. Ctrl-C ends it and shows the cases measured so far.
     """
     import torch
 

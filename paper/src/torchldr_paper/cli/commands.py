@@ -22,12 +22,12 @@ _THEORY_COLUMNS = (
     "model", "hidden", "structure", "rank", "parameters", "vc_bound", "of_dense", "samples", "degree",
     "paper_parameters",
 )  # fmt: skip
-data = typer.Typer(no_args_is_help=True, help="The datasets: what is here, and how to get the rest.")
+data = typer.Typer(no_args_is_help=True, help="List the datasets, and download them.")
 
 
 @data.command("list", epilog="Example: torchldr data list --data-dir ~/data")
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The datasets, and what is present here."""
+    """List the datasets, and which are present here."""
     from torchldr_paper.data import status
 
     rows = [asdict(row) for row in status(data_dir)]
@@ -62,7 +62,7 @@ def report_command(
     data_dir: DataDir = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
 ) -> None:
-    """One HTML page of everything that was run.
+    """Write one HTML page of all runs.
 
     Tables, figures and each number's run, in one file that needs no network.
     """
@@ -119,7 +119,7 @@ def theory_command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """VC-dimension bounds and sample sizes of the paper's networks.
+    """Bound VC dimensions and sample sizes of the paper's networks.
 
     Upper bounds for dense and structured networks, to compare classes.
     """

@@ -45,8 +45,9 @@ def paper_command(
 ) -> None:
     """Run one table or figure of the paper, or resume it.
 
-    Prints our values beside the paper's. Runs in the ledger are not repeated. `check` runs nothing: it
-    says for each cell whether ours is at or above the paper's, within noise or below.
+    Prints our values beside the paper's. Runs in the ledger are not repeated.
+    `check` runs nothing: it says for each cell whether ours is at or above the
+    paper's, within noise or below.
     """
     from ..ledger.ledger import Ledger
     from ..tables.flash import flash_rows

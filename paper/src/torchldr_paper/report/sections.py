@@ -71,9 +71,9 @@ COLUMNS = (
 
 METRICS = {
     "mean": "Test accuracy in percent, the mean over the trials of the chosen learning rate, each at its "
-    "best epoch of validation; ± is over trials, or over seeds where there are several.",
-    "generalization": "Training less test accuracy, in points: less is better.",
-    "perplexity": "Test perplexity at the epoch of the best validation: less is better.",
+    "epoch with the best validation; ± is over trials, or over seeds if there are several.",
+    "generalization": "Training minus test accuracy, in points: less is better.",
+    "perplexity": "Test perplexity at the epoch with the best validation: less is better.",
 }
 HEADLINE = ("rectangles", "shl", "cnn")
 QUICK = "The quick protocol, with fewer epochs, rates, trials and images: not comparable with the paper."

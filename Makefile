@@ -61,8 +61,8 @@ demo: setup
 	OMP_NUM_THREADS=1 $(BIN)/torchldr paper rectangles --quick --save-weights
 	$(BIN)/torchldr report
 	@echo
-	@echo "Above: one table of the paper on a small protocol, its numbers beside ours."
-	@echo "Open   out/report.html       everything that was run, here and by us, with figures"
+	@echo "Above: one table of the paper by a short protocol, its numbers beside ours."
+	@echo "Open   out/report.html       all runs, ours and yours, with figures"
 	@echo "Try    $(BIN)/torchldr demo            one matrix fitted by every class, with a picture"
 	@echo "       $(BIN)/torchldr paper list      the paper's other tables"
 	@echo "       $(BIN)/torchldr bench --quick   where each class beats a dense layer on this machine"
@@ -72,7 +72,7 @@ demo: setup
 wheel:
 	PYTHON='$(PYTHON)' scripts/check_wheels.sh
 
-# The site at http://127.0.0.1:8000, built anew when a page changes.
+# The site at http://127.0.0.1:8000, rebuilt when a page changes.
 docs: setup
 	$(BIN)/mkdocs serve
 
@@ -80,7 +80,7 @@ docs: setup
 site: setup
 	$(BIN)/mkdocs build --strict --quiet
 
-# What was made here, except for the virtual environment: remove .venv by hand to begin anew.
+# Remove build products, except for the virtual environment: remove .venv by hand to start over.
 clean:
 	rm -rf build dist out site src/torchldr/kernels/cpu/_kernels.so .venv/.kernels .pytest_cache .hypothesis .mypy_cache .ruff_cache src/*.egg-info paper/build paper/src/*.egg-info
 	find src paper tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """See what displacement rank is: Toeplitz matrices, their inverses and products, and a learned operator.
 
-The displacement M - A M C^T compares every entry with one of its neighbours, as A and C tell. A matrix
-whose displacement has low rank is known by that displacement, a few numbers a row.
+The displacement M - A M C^T compares every entry with a neighbour, which A and C choose. If the displacement
+has low rank, it determines the matrix by a few numbers a row.
 
     python examples/displacement.py
 """

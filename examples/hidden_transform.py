@@ -2,9 +2,9 @@
 
     python examples/hidden_transform.py
 
-Somebody has a linear transform of 64 numbers and shows inputs and outputs, with a little noise. It drags a
-signal along, and its strength changes on the way: nearly a convolution. There are fewer examples than
-unknowns in a row of the matrix, so a dense layer fits them perfectly and is wrong.
+The examples are inputs and outputs of an unknown linear transform of 64 numbers, with a little noise. It
+shifts a signal with a strength that changes along the way: nearly a convolution. There are fewer examples
+than unknowns in a row of the matrix, so a dense layer fits them perfectly and is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def transform() -> tuple[Tensor, Tensor]:
 
 
 def train(layer: nn.Module, x: Tensor, y: Tensor) -> None:
-    """As any layer is trained."""
+    """Train it like any layer."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for _ in range(STEPS):
@@ -70,8 +70,8 @@ def main() -> None:
         print(f"{name:22} {sum(p.numel() for p in layer.parameters()):10,} {float(error):20.0%}")
 
     # The operators have one weight for each step along the signal. Their products up to a place are the gain
-    # there, which no example shows, times a power that A and C divide among themselves at will: a straight
-    # line in logarithms, which is taken out of both.
+    # there, which no example shows, times a power that A and C may share in any way. In logarithms that is a
+    # straight line, which is subtracted from both.
     learned = ours.matrix()
     assert isinstance(learned, LDRSubdiagonal)
     found = learned.subdiagonal_A.detach().abs().log().cumsum(0)

@@ -53,7 +53,7 @@ def train(model: nn.Module, epochs: int, seed: int = 0) -> float:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-    served = torchldr.freeze(model)  # everything that does not depend on the input is prepared
+    served = torchldr.freeze(model)  # precomputes what does not depend on the input
     x, y = shifted_patterns(4000, generator)
     with torch.no_grad():
         return (served(x).argmax(1) == y).float().mean().item()

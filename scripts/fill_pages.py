@@ -4,7 +4,7 @@
 
 Everything between `<!-- table: NAME key=value .. -->` and `<!-- end -->` in README.md and docs is replaced by
 the table of that name: one of `page_tables.benchmarks` or `page_tables.forecast`, or one of the paper.
---check changes nothing, and exits with 1 where a page differs from its results. --root: another checkout.
+--check changes nothing, and exits with 1 if a page differs from its results. --root: another checkout.
 """
 
 from __future__ import annotations

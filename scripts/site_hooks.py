@@ -1,4 +1,4 @@
-"""What mkdocs is told beyond mkdocs.yml: formulas become MathML, and files of the root join the site.
+"""Hooks of mkdocs besides mkdocs.yml: formulas become MathML, and files of the root join the site.
 
 Formulas stand as TeX in the pages, `$..$` and `$$..$$`, which code hosts show as well. Browsers render
 MathML themselves: no script and no fonts are needed.

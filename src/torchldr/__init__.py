@@ -96,10 +96,10 @@ __all__ = [
     "structures",
 ]
 
-# Loaded when first asked for: most programs use layers alone, and `import torchldr` is to be quick.
+# Loaded when first asked for: most programs use only layers, and `import torchldr` should be quick.
 _MODULES = ("algebra", "compress", "export", "forecast", "linalg", "matrices", "nn", "operators", "pictures",
             "project", "testing")  # fmt: skip
-# Where the names above are at home, looked through in this order.
+# The modules that define the names above, searched in this order.
 _HOMES = ("nn", "matrices", "matrices.classical", "linalg", "project", "core.stacks", "compress")
 
 

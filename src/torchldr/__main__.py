@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     """Run the command line of `torchldr.cli`."""
-    gc.set_threshold(100_000)  # most of what a start makes stays: looking for garbage takes a tenth of it
+    gc.set_threshold(100_000)  # objects made at start-up stay: collecting garbage would take a tenth of it
     try:
         import rich  # noqa: F401 -- tables and help need it later
 

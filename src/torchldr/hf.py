@@ -1,9 +1,9 @@
 """Compressed models in Hugging Face's folders: `import torchldr.hf`, then `from_pretrained` as usual.
 
-`compress_` says in the model's config which layers are structured, and `save_pretrained` writes that beside
-the tensors. With this module imported, `AutoModel.from_pretrained(folder)` builds the model without numbers,
-puts the structured layers in, and loads: the dense weights are never allocated. transformers calls such a
-thing a quantizer.
+`compress_` records in the model's config which layers are structured, and `save_pretrained` writes that
+beside the tensors. If this module is imported, `AutoModel.from_pretrained(folder)` builds the model on the
+meta device, inserts the structured layers, and loads: the dense weights are never allocated. In
+transformers' terms this is a quantizer.
 
 Needs transformers: pip install "torchldr[hf]".
 """

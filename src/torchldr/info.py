@@ -1,6 +1,6 @@
 """What is installed and switched on here: the facts behind `torchldr info`.
 
-Everything is found out without importing an optional package.
+No optional package is imported for it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def info() -> dict[str, Any]:
     Returns:
         A dictionary that JSON can hold:
 
-        versions: of torchldr, Python and the packages that it always needs; None where one is missing.
+        versions: of torchldr, Python and the packages that it always needs; None if one is missing.
         platform: system, machine, CPU cores and the threads that torch uses.
         devices: name and description of each device.
         structures: names of the registered classes.
-        fast_paths: for each, whether it is `on`, what it `does`, and `why_not` where it is off.
-        extras: for each extra, the versions of its packages (None where one is missing) and what to
-            `install` where it is incomplete.
+        fast_paths: for each, whether it is `on`, what it `does`, and `why_not` if it is off.
+        extras: for each extra, the versions of its packages (None if one is missing) and what to
+            `install` if it is incomplete.
 
     >>> sorted(info())
     ['devices', 'extras', 'fast_paths', 'platform', 'structures', 'versions']

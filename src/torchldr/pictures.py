@@ -39,7 +39,7 @@ P = ParamSpec("P")
 Drawn = TypeVar("Drawn")
 
 FORMATS = ("png", "svg")
-"""In which formats a picture can be saved."""
+"""The formats in which a picture can be saved."""
 DPI = 160
 SIGNED = "RdBu_r"
 """The colour map of numbers with two signs."""
@@ -77,7 +77,7 @@ class Style(NamedTuple):
 
 
 LOOKS = {"pruning": Style("#7A4B9A", "d"), "rhu": Style("#8A6D3B", "h")}
-"""Colours and marks of methods that are no structured class, by name."""
+"""Colours and marks of methods other than structured classes, by name."""
 OTHER = Style("#888888", ".")
 
 

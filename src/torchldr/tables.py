@@ -79,7 +79,7 @@ def table_text(
     right: Sequence[str] = (),
     breaks: Sequence[str] = (),
 ) -> list[str]:
-    """The lines of a table of rows, the last of them what there was no room for."""
+    """The lines of a table of rows; the last line names columns that did not fit."""
     cells = zip(*rows, strict=True) if rows else [()] * len(heads)
     columns = [Column(h, tuple(c), h in right, h in breaks) for h, c in zip(heads, cells, strict=True)]
     lines, left_out = table_lines(columns, width)

@@ -19,9 +19,9 @@ def minimum_seconds(
 ) -> dict[str, float]:
     """The shortest time of each candidate, in seconds a call.
 
-    The candidates take turns, so that whatever else the machine does hits all of them alike; at least
-    `repeats` rounds, and rounds go on for about `seconds` a candidate. A call of less than 200 us is
-    timed in a batch, for the clock's sake.
+    The candidates take turns, so that other load on the machine affects all of them alike. There are at least
+    `repeats` rounds, which go on for about `seconds` a candidate. Calls of less than 200 us are timed in
+    batches, because of the clock's resolution.
     """
     counts, best = {}, dict.fromkeys(candidates, float("inf"))
     for name, call in candidates.items():
@@ -47,8 +47,7 @@ def minimum_seconds(
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """The call as a CUDA graph, after three to warm up on a stream of their own.
 
-    What others left for the collector is freed before: a kernel or a graph that is unloaded meanwhile would
-    end the recording.
+    Garbage is collected first: a kernel or a graph that is unloaded during the recording would end it.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -71,7 +71,7 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether no class of tensors takes operations in its own way: DTensor, nested or fake ones do."""
+    """Whether all tensors are plain: DTensors, nested and fake ones take operations in their own way."""
     return _PLAIN.issuperset(map(type, tensors)) or all(map(_is_plain, tensors))
 
 
@@ -122,9 +122,9 @@ _AUTOCAST = reduce(
 
 
 def as_eager() -> AbstractContextManager[None]:
-    """For the code of an operator: vmap, lazy conjugation and autograd as anywhere else.
+    """Run an operator's code with vmap, lazy conjugation and autograd as anywhere else.
 
-    torch 2.13 excludes them in the first call of a compiled function: vmap fails then, and conjugation is
+    torch 2.13 excludes them in the first call of a compiled function: vmap then fails, and conjugation is
     forgotten. Autocast, which torch switches off in the same way, stays as it is.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:  # those of a transformation around this

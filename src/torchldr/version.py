@@ -1,3 +1,3 @@
-"""The version, in a module of its own so that others can name it without importing the package above them."""
+"""The version, in its own module, so that others can read it without importing the package."""
 
 __version__ = "0.3.0"

@@ -14,15 +14,15 @@ __all__ = ["whole_file"]
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A stream to write a file by, which gets its name when all is on the disk.
+    """A stream that writes a file, which gets its name when everything is on the disk.
 
-    At any moment the file is the old or the new one, and what was begun leaves nothing behind.
+    At any moment the file is the old one or the new one, and a failed write leaves nothing behind.
 
         with whole_file("report.html") as stream:
             stream.write(page.encode())
 
     Raises:
-        OSError: where it cannot be written, naming the file. A full disk alone does not say which.
+        OSError: if it cannot be written. The error names the file, which a full disk's own does not.
     """
     path = Path(path).resolve()  # through a link, which stays one
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")

@@ -282,7 +282,7 @@ PLANS = [
     ('{"body.*": {"structure": "low_rank", "options": {"block_size": 2}}}', "'body.*': "),
     ("[1, 2]", "a plan must be {"),
     ("{}", "a plan must be {"),
-    ("{", "is no JSON file ("),
+    ("{", "is not a JSON file ("),
     (None, "plan.json does not exist."),
 ]  # fmt: skip
 

@@ -72,12 +72,12 @@ def test_c_in_integers(file: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--arithmetic", "integer"], 2, "goes with --arithmetic integer"),
-        (["--calibration", "x.npy"], 2, "goes with --arithmetic integer"),
+        (["--arithmetic", "integer"], 2, "need each other"),
+        (["--calibration", "x.npy"], 2, "need each other"),
         (["--arithmetic", "fixed"], 2, "one of float, integer"),
         (["--arithmetic", "integer", "--calibration", "x.npy", "--to", "onnx"], 2, "goes with --to c"),
         (["--arithmetic", "integer", "--calibration", "none.npy"], 1, "there is no file none.npy"),
-        (["--arithmetic", "integer", "--calibration", "some_model.py"], 1, "is no .npy or .safetensors"),
+        (["--arithmetic", "integer", "--calibration", "some_model.py"], 1, "is not a .npy or .safetensors"),
         (["--arithmetic", "integer", "--calibration", "x.npy"], 1, "batch of shape (50, 11)"),
         (["--arithmetic", "integer", "--calibration", "two.safetensors"], 1, "it holds 2"),
     ],
@@ -118,7 +118,7 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
     torch.save(state, tmp_path / "state.safetensors")
     ran = invoke(f"{file}:build", *options[:-1], tmp_path / "d")
     assert ran.exit_code == 1
-    assert "is no .safetensors file" in ran.output
+    assert "is not a .safetensors file" in ran.output
     ran = invoke(f"{file}:build", "--input", 1, 12, "--state", tmp_path, "--out", tmp_path / "d")
     assert ran.exit_code == 1
     assert "there is no file" in ran.output
@@ -131,7 +131,7 @@ def test_a_state_is_loaded(file: Path, tmp_path: Path):
         ("build", ["--input", 1, 12, "--weights", "int4"], 2, "int8, float32"),
         ("build", [], 2, "shape of an input"),
         ("fails", ["--input", 1, 12], 1, "fails with RuntimeError: no luck"),
-        ("number", ["--input", 1, 12], 1, "no nn.Module"),
+        ("number", ["--input", 1, 12], 1, "must be or return an nn.Module"),
         ("absent", ["--input", 1, 12], 1, "has no 'absent'"),
         ("gelu", ["--input", 1, 12], 1, "has no C"),
         ("build", ["--input", 2, 12], 1, "one input at a time"),

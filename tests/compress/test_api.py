@@ -436,7 +436,7 @@ INPUTS = [
         {"activations": {"0": torch.ones(5, 31)}},
         r"activations of 0 must have 32 entries .* got shape \(5, 31\)",
     ),
-    ({"activations": {"9": torch.ones(5, 32)}}, "activations for '9', which is no weight"),
+    ({"activations": {"9": torch.ones(5, 32)}}, "activations for '9', which is not a weight"),
     (
         {"loader": [torch.full((5, 32), float("inf"))]},
         "inputs of 0 on the loader's batches are not all finite",
@@ -530,7 +530,7 @@ BAD = [
     (lambda: 1.5, ValueError, "between 0 and 1, got 1.5"),
     (lambda: 0, ValueError, "at least 1, got 0"),
     (lambda: True, TypeError, "spec must be"),
-    (lambda: 0.001, ValueError, "too small, the smallest candidates have"),
+    (lambda: 0.001, ValueError, "too small: the smallest candidates have"),
 ]
 
 
@@ -657,7 +657,7 @@ def test_a_report_says_in_words_what_it_comes_to(name):
     batches = [torch.randint(500, (9, 7)) for _ in range(6)]
     report = torchldr.compress_(model, 0.5, loader=batches, structures=["low_rank"])
     assert "shrank to 50 % of their parameters, the model to 96.3 %" in report.summary
-    assert "because 80 kB of it are in Embedding modules. On batches held out" in report.summary
+    assert "because 80 kB of it are in Embedding modules. On held-out batches" in report.summary
     assert ("nats" in report.summary) == (name == "logits")
     assert ("of their size" in report.summary) == (name != "logits")
     assert str(report).endswith(report.summary.replace(". ", ".\n"))

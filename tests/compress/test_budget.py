@@ -47,7 +47,7 @@ def test_bytes_count_drawn_constants():
     )
     model = nn.Sequential(nn.Linear(64, 64))
     with pytest.raises(
-        ValueError, match="a budget of 1000 bytes is too small, the smallest candidates have 1280"
+        ValueError, match="a budget of 1000 bytes is too small: the smallest candidates have 1280"
     ):
         torchldr.compress_(model, Bytes(1000), structures=["fastfood"])
 
@@ -92,7 +92,7 @@ def test_latency_is_shared_out(clock):
 def test_a_latency_that_cannot_be_reached_changes_nothing(clock):
     model = nn.Sequential(nn.Linear(64, 64))
     with pytest.raises(
-        ValueError, match=r"a budget of 0\.1 ms is too small, the smallest candidates have 0\.128"
+        ValueError, match=r"a budget of 0\.1 ms is too small: the smallest candidates have 0\.128"
     ):
         torchldr.compress_(model, Latency(0.1), structures=["low_rank"])
     assert type(model[0]) is nn.Linear

@@ -137,7 +137,7 @@ def test_nested_and_other_json(copied: Path, tmp_path: Path, text: str):
     with pytest.raises(ValueError, match=r"manifest\.json is not JSON"):
         torchldr.load_compressed(make(), copied)
     (tmp_path / "plan.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"plan\.json is no JSON file"):
+    with pytest.raises(ValueError, match=r"plan\.json is not a JSON file"):
         read_plan(tmp_path / "plan.json")
 
 

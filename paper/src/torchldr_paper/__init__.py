@@ -3,14 +3,14 @@
     from torchldr_paper import Ledger, Library, Run, sweep, table_rows, get_table
 
     run = Run("rectangles", structure="ldr_sd", rank=1)    # the paper's protocol, from seed 0
-    ledger = Ledger()                                      # what is published and what was run here
+    ledger = Ledger()                                      # published runs, and those of this machine
     sweep([run], ledger, Library(choose_device()))         # trains it, unless the ledger has it
     ledger.find(run).best                                  # learning rate, epoch, test accuracy
 
     table_rows(get_table("shl"), ledger)                   # our numbers beside the paper's
 
-A run is frozen data with a hash. `train_run` trains its learning rates and trials together; `sweep` does
-so for many runs, resumes what was interrupted and appends each to the ledger. Tables are functions of
+A run is frozen data with a hash. `train_run` trains its learning rates and trials together. `sweep` does
+so for many runs, resumes interrupted ones and appends each to the ledger. Tables are functions of
 the ledger alone. On the command line: `torchldr paper`, `torchldr train`.
 """
 
@@ -20,7 +20,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# This loads torch, except for the command line, where a command does when it runs.
+# This loads torch, except on the command line, where each command loads it when it runs.
 from torchldr import __version__ as _version  # noqa: F401
 
 if TYPE_CHECKING or "torch" in sys.modules:
@@ -66,7 +66,7 @@ __all__ = [
     "train_run",
 ]
 
-# Where these are at home, looked through in this order.
+# The modules that define these names, searched in this order.
 _HOMES = ("ledger.ledger", "ledger.records", "ledger.weights", "models.images", "protocol", "tables.cells",
           "tables.paper", "tables.rows", "trainer.batches", "trainer.sweep", "trainer.training")  # fmt: skip
 

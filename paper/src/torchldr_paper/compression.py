@@ -72,7 +72,7 @@ class Study:
 
     @property
     def key(self) -> str:
-        """A name for these settings: rows of others are not counted as done."""
+        """A name for these settings: only rows with the same name count as done."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -93,7 +93,7 @@ _STUDIES = (
     Study("gpt", "wikitext2", "gpt", 6, 1, 32, rate=0.0003, decay=0.05, looks=4),
 )
 STUDIES = {study.name: study for study in _STUDIES}
-SHOWN = (*list(STUDIES)[:4], "lstm", "gpt")  # there are rows of an LSTM, which is not run any more
+SHOWN = (*list(STUDIES)[:4], "lstm", "gpt")  # stored rows of an LSTM, which can no longer be run
 
 
 class Task(NamedTuple):
@@ -273,7 +273,7 @@ def measured(study: Study, task: Task, dense: nn.Module, method: Method, plan: d
         counts = task.distillation.layers if plan else 0.0
         how |= {"teacher": dense, "distillation": replace(task.distillation, layers=counts)}
     torch.manual_seed(study.seed)
-    with suppress(FloatingPointError):  # it diverged: what was best until then counts
+    with suppress(FloatingPointError):  # it diverged: the best result until then counts
         finetune(model, task.batches, epochs=study.epochs, lr=study.rate, callback=look, **how)
     weights = sum(layer.weight.numel() for layer in layers.values())
     own = sum(
@@ -329,7 +329,7 @@ def run_study(study: Study, rows: Rows, device: torch.device, data_dir: str | No
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run studies one after the other; 0 when all is done, 1 when data is not here."""
+    """Run studies one after the other; 0 when all is done, 1 if data is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m torchldr_paper.compression",
         description="Compress trained networks by every class, before and after fine-tuning.",
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complete = True
     for name in () if chosen.show else names:
         if name not in STUDIES:
-            say(f"{name}: its rows are shown, it is not run any more")
+            say(f"{name}: shows stored rows; it can no longer be run")
             continue
         study = STUDIES[name].quick() if chosen.quick else STUDIES[name]
         try:

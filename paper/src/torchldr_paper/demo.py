@@ -1,4 +1,4 @@
-"""`torchldr demo`: fit one matrix with every structured class and say how it went.
+"""`torchldr demo`: fit one matrix with every structured class and compare the results.
 
 The target is a handful of shifts whose gains vary along the input and the output, T = D_1 S D_2 with
 S a Toeplitz matrix of few diagonals and D_1, D_2 random diagonals. Every class with a rank or a block
@@ -33,12 +33,14 @@ RATES = (0.01, 0.03)
 
 TITLE = f"{SIZE} x {SIZE} matrix of {SHIFTS} shifts with varying gains, within {BUDGET:,} parameters"
 NOTE = f"""\
-error: |M - T| / |T| after training, Frobenius; 0 is a perfect fit, 1 is no better than M = 0.
-speed: time of nn.Linear over this one's, one vector, one thread, inference, without a dense matrix;
-       above 1 is faster than dense; the same rank at both sizes. Dense is hard to beat at {SIZE}: a
-       layer's "auto" plan uses it there.
-The target lies in LDR-SD (rank 2) and so in LDR-TD, and at these ranks in no class with fixed
-operators: it shows what learned operators add where they fit, not that they win on every matrix."""
+error: |M - T| / |T| after training, in the Frobenius norm. 0 is a perfect fit;
+       1 is no better than M = 0.
+speed: time of nn.Linear over that of the fast product, for one vector in
+       inference on one thread; above 1 is faster than dense. Both sizes have
+       the same rank. At {SIZE}, layers with product="auto" use the dense matrix.
+The target is an LDR-SD matrix of rank 2, so LDR-TD contains it too. No class
+with fixed operators contains it at these ranks. It shows what learned operators
+add where they fit, not that they win on every matrix."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class RayExecutor(Executor):
         address: "host:port" of a head node, "ray://host:port", or "auto" for a cluster that runs on this
             machine; None starts one here that `shutdown` ends. In a process that is connected already, None
             takes that connection and leaves it.
-        cpus, gpus: what a task takes, also fractions. None GPUs are one where the cluster has any.
-        retries: how often a task is begun again whose worker or node has died. Its own errors are raised.
+        cpus, gpus: of each task; fractions are allowed. `gpus=None` takes one if the cluster has any.
+        retries: restarts of a task whose worker or node died. Its own errors are raised.
 
     Attributes:
         resources: "cpus" and "gpus" of a task.
@@ -68,7 +68,7 @@ class RayExecutor(Executor):
         return self._ray.put(value)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Begin a call. What `put` returned arrives as the value that it was given."""
+        """Begin a call. An argument that `put` returned arrives as its value."""
         ref = self._task.remote(fn, *args, **kwargs)
         future: Future[T] = ref.future()
         self._refs[future] = ref
@@ -118,7 +118,7 @@ def _answers(address: str) -> None:
             raise ValueError
     except ValueError:
         raise ConnectionError(
-            f"Ray: {address!r} is no address; known forms are host:port, ray://host:port and auto."
+            f"Ray: {address!r} is not an address; known forms are host:port, ray://host:port and auto."
         ) from None
     try:
         socket.create_connection((parts.hostname, parts.port), timeout=_SECONDS).close()

@@ -9,7 +9,7 @@ from torchldr.core.registry import near
 
 
 def unknown(what: str, name: Any, known: Iterable[str]) -> str:
-    """The message, with the nearest known name and all that there are.
+    """The message, with the closest match and the known names.
 
     >>> unknown("table", "rectangels", ["rectangles", "shl"])
     "unknown table 'rectangels'. Did you mean 'rectangles'? Known: rectangles, shl."

@@ -72,7 +72,7 @@ class Protocol:
         check_choice(who, "dtype", self.dtype, DTYPES)
 
     def _rules(self) -> Iterator[tuple[Any, str, Any]]:
-        """What must hold, what is said where it does not, and the value that is shown."""
+        """Conditions, with the message and the value to show if one does not hold."""
         positive = self.lrs and all(lr > 0 for lr in self.lrs)
         yield positive, "lrs must be one or more positive numbers", self.lrs
         yield 0 <= self.momentum < 1, "momentum must lie in [0, 1)", self.momentum
@@ -264,7 +264,7 @@ class Run:
         self._check("l1", counts, f"is for the models {', '.join(REPLACEMENTS)} and classes with a rank")
 
     def _check(self, name: str, fits: bool, what: str) -> None:
-        """Refuse a field that is given and does not fit the others; say what it is for."""
+        """Raise an error for a field that does not fit the others, and say what it is for."""
         value = getattr(self, name)
         if value is not None and not fits:
             others = f"with model={self.model!r}, structure={self.structure!r}, keep={self.keep}"
@@ -311,7 +311,7 @@ class Run:
         return chosen + [name for name, flag in flags.items() if flag]
 
     def config(self) -> dict[str, Any]:
-        """All of it as JSON values. What is None is left out: a field added later changes no hash."""
+        """All of it as JSON values. Fields that are None are left out, so that new fields change no hash."""
         config = {name: getattr(self, name) for name in self.__match_args__}
         config["options"] = dict(self.options) or None
         protocol = {name: getattr(self.protocol, name) for name in self.protocol.__match_args__}
@@ -359,13 +359,13 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def check(fits: Any, what: str, got: Any) -> None:
-    """Raise where a value does not fit, with what it must be."""
+    """Raise if a value does not fit, and say what it must be."""
     if not fits:
         raise ValueError(f"{what}, got {got}.")
 
 
 def check_whole(who: str, name: str, value: Any, least: int) -> None:
-    """Raise where a field is no whole number from `least` on; None is none to check."""
+    """Raise if a field is not an int of at least `least`; None passes."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):

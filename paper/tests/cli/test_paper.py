@@ -202,7 +202,7 @@ def test_weights_that_cannot_be_written(own_file: Path, tmp_path: Path, full_dis
     assert result.exit_code == 1
     (row,) = json.loads(result.stdout)
     assert row["state"] == "done"
-    assert "the run is in the ledger, its weights are not kept: [Errno" in result.stderr
+    assert "the run is in the ledger, but its weights were not kept: [Errno" in result.stderr
     assert row["hashes"][0] in result.stderr
 
 
@@ -332,7 +332,7 @@ def test_a_stand_in_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     brief = Protocol(epochs=1, lrs=(0.001,), trials=1, train_limit=120, test_limit=50)
     monkeypatch.setattr(Protocol, "quick", classmethod(lambda cls: brief))
     only = ["--only", "structure=circulant", "--results", str(tmp_path), "--device", "cpu"]
-    assert "so that this runs on a stand-in." in call("paper", "rectangles", "--quick", *only).stderr
+    assert "using a stand-in." in call("paper", "rectangles", "--quick", *only).stderr
     full = call("paper", "rectangles", "--max-seconds", "0", *only)
     assert "the table shows our results on the official data" in full.stderr
 

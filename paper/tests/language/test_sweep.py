@@ -140,7 +140,7 @@ def test_what_another_process_trains_is_left_to_it(
     assert claim.take()
     report = sweep_language([first], ledger, CPU, folder, max_seconds=1.0)
     assert report.left == [first]
-    assert f"{first.label}: another process trains it, waiting" in caplog.text
+    assert f"{first.label}: waiting, another process trains it" in caplog.text
     claim.release()
     assert sweep_language([first], ledger, CPU, folder).finished == [first]
     report = sweep_language([first, second], stale, CPU, folder)

@@ -183,8 +183,8 @@ def test_damaged_weights_are_trained_again(
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert sweep([run], ledger, library).finished == []  # the record is right
     assert sweep([run], ledger, library, save_weights=True).finished == [run]
-    assert f"starts anew: {path}: damaged" in caplog.text
-    assert caplog.text.count("starts anew") == 1
+    assert f"starts over: {path}: damaged" in caplog.text
+    assert caplog.text.count("starts over") == 1
     assert equal(load_network(path).state_dict(), whole)
     assert sweep([run], ledger, library, save_weights=True).finished == []
     # A file that is whole, but of another network than the ledger's line.

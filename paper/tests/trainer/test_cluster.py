@@ -94,7 +94,7 @@ def test_ray_is_optional(own_file: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [("127.0.0.1:1", "nothing answers at 127.0.0.1:1 ("), ("rectangles", "'rectangles' is no address")],
+    [("127.0.0.1:1", "nothing answers at 127.0.0.1:1 ("), ("rectangles", "'rectangles' is not an address")],
 )
 def test_an_address_without_a_cluster(address: str, message: str, own_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")

@@ -2,8 +2,8 @@
 
 A command reads its arguments, calls one function and shows what it returns with `show` (a table, or
 JSON with --json). Results go to stdout, messages to stderr with `say`. Exit codes: 0 done, 1 failed,
-2 wrong use. A command imports what it needs when it runs, so that --help stays quick and optional
-packages are asked for only by the command that uses them.
+2 wrong use. A command imports what it needs when it runs, so that --help stays quick and only the command
+that uses an optional package needs it.
 
 To add a command, write a function with `@command` here, or in a module beside this file and name it in
 `_COMMANDS`; another package does so by an entry point, see `plugins`. An error that a user can mend is a
@@ -33,7 +33,7 @@ from .printing import say, show
 class _Commands(TyperGroup):
     """Turns an error that a user can mend into one line on stderr and exit code 1."""
 
-    def make_context(self, *args: Any, **more: Any) -> Any:  # prints what --help and --version ask for
+    def make_context(self, *args: Any, **more: Any) -> Any:  # prints --help and --version
         with _one_line():
             return super().make_context(*args, **more)
 
@@ -49,7 +49,7 @@ def _one_line(traceback: bool | None = False) -> Iterator[None]:
             yield
         finally:
             _flush()
-    except BrokenPipeError:  # whoever read it has enough, which typer takes for a quiet end
+    except BrokenPipeError:  # the reader has closed the pipe: typer ends quietly
         raise
     except (ValueError, TypeError, OSError, ImportError) as error:
         if traceback:
@@ -59,7 +59,7 @@ def _one_line(traceback: bool | None = False) -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what stdout holds; where it cannot, say so now, and not once more when Python ends."""
+    """Flush stdout; if that fails, raise now, and not again when Python ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -74,11 +74,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Weight matrices with low displacement rank for PyTorch.",
-    epilog="Each command has more to say: torchldr compress --help",
+    epilog="Options of a command: torchldr compress --help",
 )
 
 
-# Those of modules beside this file: the panel, an example, and the function.
+# Commands of modules beside this file: the panel, an example, and the function.
 _COMMANDS = {
     "analyze": (MODELS, "model.safetensors --budget 0.1 --save-plan plan.json", compress.analyze_command),
     "compress": (MODELS, "model.safetensors --budget 0.1 --out small", compress.compress_command),
@@ -93,7 +93,7 @@ _COMMANDS = {
 
 @functools.cache
 def command_line() -> typer.Typer:
-    """All commands, those of other packages too, which are looked for when first asked for."""
+    """All commands, with those of other packages, which the first call looks for."""
     for name, (panel, example, function) in _COMMANDS.items():
         command(app, name, panel, example)(function)
     plugins.register(app)
@@ -129,7 +129,7 @@ def _options(
 @command(app, "info", LOOK, "--structure ldr_sd --n 4096 --batch 64")
 def info_command(
     structure: Annotated[
-        str | None, typer.Option(help="Explain both products of this class instead, and which is taken.")
+        str | None, typer.Option(help="Explain both products of this class, and which is used, instead.")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="With --structure: features of a square layer.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="With --structure: vectors in a call.")] = 1,
@@ -137,9 +137,9 @@ def info_command(
     frozen: Annotated[bool, typer.Option(help="With --structure: in a frozen layer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What is installed and switched on; or the products of one class.
+    """Show what is installed and on, or the products of one class.
 
-    Versions, devices, classes, and which fast paths are on, or why they are not.
+    Versions, devices, classes, and which fast paths are on, or why they are off.
     """
     from ..info import info, products
 
@@ -166,7 +166,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
     for d in facts["devices"]:
         yield line(d["device"], d["description"] + (cores if d["device"] == "cpu" else ""))
     yield line("structures", ", ".join(facts["structures"]))
-    yield line("for serving", "torchldr.freeze(model) prepares all that does not depend on the input")
+    yield line("for serving", "torchldr.freeze(model) precomputes what does not depend on the input")
     for path in facts["fast_paths"]:
         yield line(path["name"], f"on: {path['does']}" if path["on"] else f"off: {path['why_not']}")
     for name, extra in facts["extras"].items():
@@ -177,10 +177,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 @command(app, "structures", LOOK, "--json")
 def structures_command(as_json: AsJson = False) -> None:
-    """The structured classes and what they cost.
+    """List the structured classes and what they cost.
 
-    Parameters are those of a layer from 784 to 784 features, at the rank shown: one
-    to begin with, for classes that have a rank.
+    Parameters are counted for a layer from 784 to 784 features, at the rank shown,
+    which is a good first one.
     """
     from ..info import describe_structures
 

@@ -33,9 +33,9 @@ Structures = Annotated[
 ]
 Skip = Annotated[list[str] | None, typer.Option(help="Names or patterns (quoted) of tensors to leave alone.")]
 MinFeatures = Annotated[int, typer.Option(min=1, help="Leave matrices with fewer rows or columns alone.")]
-Batch = Annotated[int, typer.Option(min=1, help="Vectors at a time, for a budget of time.")]
+Batch = Annotated[int, typer.Option(min=1, help="Vectors per call, for a budget in ms.")]
 TimeLimit = Annotated[
-    float | None, typer.Option(min=1e-3, help="Seconds that it may take; with a short limit it does less.")
+    float | None, typer.Option(min=1e-3, help="Limit in seconds; with a short one it tries less.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")]
 
@@ -57,11 +57,11 @@ def analyze_command(
     seed: Seed = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw residual against size to this file.")] = None,
     save_plan: Annotated[
-        Path | None, typer.Option(help="Write the plan for the one --budget, for `compress --plan`.")
+        Path | None, typer.Option(help="Write the plan for a single --budget, for `compress --plan`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What every matrix of a checkpoint could become.
+    """Show which structures the matrices of a checkpoint could take.
 
     Residual against size, class by class, and the best choice for each budget.
     """
@@ -72,7 +72,7 @@ def analyze_command(
     budgets = [_budget(text, batch) for text in budget or ()]
     structures = _check_structures(structures)
     if save_plan is not None and len(budgets) != 1:
-        raise typer.BadParameter("--save-plan takes one --budget.")
+        raise typer.BadParameter("--save-plan needs a single --budget.")
     _spare(file, save_plan, "--save-plan")
     _spare(file, plot, "--plot")
     if plot is not None:
@@ -110,15 +110,18 @@ def compress_command(
     time_limit: TimeLimit = None,
     seed: Seed = 0,
     dense: Annotated[
-        Path | None, typer.Option(help="Also write a plain .safetensors file, each matrix its approximation.")
+        Path | None,
+        typer.Option(help="Also write the approximations as dense weights, to a .safetensors file."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="Lines of text that the model of a folder is calibrated with.")
+        Path | None, typer.Option(help="A file with lines of text, to calibrate the model of a folder.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a compressed model, and --dense.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing compressed model and --dense.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compress the matrices of a checkpoint, under a budget.
+    """Compress the matrices of a checkpoint to a budget.
 
     Or by a plan, which `torchldr analyze` writes. Other tensors are copied.
     A folder with a config.json is a Hugging Face model, and so is the result.
@@ -129,7 +132,7 @@ def compress_command(
     from ..compress.structure import read_plan
 
     if (budget is None) == (plan is None):
-        raise typer.BadParameter("give one of --budget and --plan.")
+        raise typer.BadParameter("give either --budget or --plan.")
     if plan is not None and structures:
         raise typer.BadParameter("--structures goes with --budget; a plan names its own.")
     structures = _check_structures(structures)
@@ -199,7 +202,7 @@ def _budget(text: str, batch: int) -> Budget:
 
 
 def _check_structures(names: list[str] | None) -> list[str] | None:
-    """The names, those that commas join apart."""
+    """The names, split at commas."""
     from ..matrices import get_structure
 
     parts = [part.strip() for joined in names or () for part in joined.split(",")]
@@ -211,7 +214,7 @@ def _check_structures(names: list[str] | None) -> list[str] | None:
 
 @contextmanager
 def _searching() -> Iterator[None]:
-    """Say that nothing was written by what was interrupted; a budget that is too small is wrong use."""
+    """Report an interrupt, after which nothing was written; a budget that is too small is wrong use."""
     from ..compress.budget import BudgetError
 
     try:

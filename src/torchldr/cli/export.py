@@ -36,9 +36,9 @@ def export_command(
     state: Annotated[
         Path | None, typer.Option("--state", help="A .safetensors file with the model's state_dict.")
     ] = None,
-    weights: Annotated[str, typer.Option(help="Of C: int8 or float32.")] = "int8",
+    weights: Annotated[str, typer.Option(help="In C: int8 or float32.")] = "int8",
     arithmetic: Annotated[
-        str, typer.Option(help="Of C: float, or integer, which takes and gives int8 and needs --calibration.")
+        str, typer.Option(help="In C: float, or integer, with int8 inputs and outputs; needs --calibration.")
     ] = "float",
     calibration: Annotated[
         Path | None,
@@ -47,7 +47,7 @@ def export_command(
             "or the one tensor of a .safetensors file."
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the C files and of the function NAME_run.")] = "model",
+    name: Annotated[str, typer.Option(help="Name of the C files and of the function NAME_run.")] = "model",
     as_json: AsJson = False,
 ) -> None:
     """Write a model as C for a microcontroller, or as ONNX.
@@ -67,7 +67,7 @@ def export_command(
         raise typer.BadParameter("give the shape of an input, such as --input 1 784.", param_hint="--input")
     if (arithmetic == "integer") != (calibration is not None):
         raise typer.BadParameter(
-            "goes with --arithmetic integer, and that with it.", param_hint="--calibration"
+            "--calibration and --arithmetic integer need each other.", param_hint="--calibration"
         )
     if arithmetic == "integer" and (to, weights) != ("c", "int8"):
         raise typer.BadParameter("integer goes with --to c and --weights int8.", param_hint="--arithmetic")
@@ -82,7 +82,7 @@ def export_command(
         try:
             made.load_state_dict(load_file(state))
         except SafetensorError as error:
-            raise ValueError(f"{state} is no .safetensors file: {error}.") from error
+            raise ValueError(f"{state} is not a .safetensors file: {error}.") from error
         except RuntimeError as error:
             raise ValueError(f"{state} does not fit {model}: {error}") from error
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -125,7 +125,7 @@ def load_inputs(path: Path) -> Any:
     try:
         found = [np.load(path, allow_pickle=False)] if path.suffix == ".npy" else [*load_file(path).values()]
     except (ValueError, EOFError, SafetensorError) as error:
-        raise ValueError(f"{path} is no .npy or .safetensors file: {error}.") from error
+        raise ValueError(f"{path} is not a .npy or .safetensors file: {error}.") from error
     if len(found) != 1:
         raise ValueError(f"{path} must hold one tensor, the inputs; it holds {len(found)}.")
     return torch.as_tensor(found[0])
@@ -155,7 +155,7 @@ def load_model(where: str) -> Any:
     if found is None:
         raise ValueError(f"{place} has no {name!r}.")
     if not isinstance(made, nn.Module):
-        raise ValueError(f"{where} is no nn.Module and makes none, but {type(made or found).__name__}.")
+        raise ValueError(f"{where} must be or return an nn.Module, got {type(made or found).__name__}.")
     return made
 
 

@@ -3,8 +3,8 @@
     [project.entry-points."torchldr.commands"]
     mine = "my_package.cli:register"      # a function of the typer.Typer that holds the commands
 
-torchldr-paper has such an entry point too, but is asked for whether or not it is listed: a checkout that is
-on the path and not installed lists none. Where it is absent its commands say what to install, exit code 2.
+torchldr-paper has such an entry point too, but is tried even if it is not listed: a checkout that is on the
+path without being installed lists none. If it is absent, its commands say what to install, exit code 2.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def bar() -> Iterator[Report]:
 
 
 def width() -> int:
-    """How many characters a line may have. A pipe has no width: leave the cutting to what reads it."""
+    """How many characters a line may have. A pipe has no width: its reader may wrap lines."""
     return shutil.get_terminal_size((200, 24)).columns
 
 

@@ -127,7 +127,7 @@ def compress_(
                 made, distance = better, other
                 notes.append("weights were fitted again in the order in which they run")
             if found.structures in found.uniform:
-                notes.append("every weight has the same share: outputs were nearer so on batches held out")
+                notes.append("every weight has the same share, which gave better outputs on held-out batches")
         install(model, zip(units, found.structures, made, strict=True), copy=True)
     left |= found.stays
     vectors, rows = described(units, found.structures, made, found.stopwatch)
@@ -164,7 +164,9 @@ def _compared(
     for i, plan in enumerate(rivals):
         if i and session.past(DEADLINE):
             left = ", ".join(rival[0].name for rival in rivals[i:])
-            found = replace(found, notes=(*found.notes, f"the time limit left out plans as a whole: {left}"))
+            found = replace(
+                found, notes=(*found.notes, f"time limit: plans with one class were skipped: {left}")
+            )
             break
         rival = project_all(session, units, plan)
         other = off(rival, i + 1)
@@ -176,7 +178,7 @@ def _compared(
 def _warn(report: CompressionReport, *, known: bool, planned: bool) -> None:
     if not report.layers:
         reasons = [f"{name} {reason}" for name, reason in list(report.left.items())[:3]]
-        why = "; ".join(reasons) or "the model has no layer of a kind that can be"
+        why = "; ".join(reasons) or "the model has no layer that can be replaced"
         warnings.warn(f"compress_: nothing was replaced: {why}.", stacklevel=3)
     elif not known and not planned and report.residual > DOUBTFUL:
         warnings.warn(

@@ -115,7 +115,7 @@ def no_room(
         return None
     share = f"; for {budget} % write {budget / 100:g}" if isinstance(budget, int) and budget < 100 else ""
     return (
-        f"{who}: a budget of {round(limit)} {unit} is too small, the smallest candidates have "
+        f"{who}: a budget of {round(limit)} {unit} is too small: the smallest candidates have "
         f"{round(least)}{share}."
     )
 

@@ -104,7 +104,7 @@ def calibrate(
                 continue
             if session.past(SHARE):
                 of = f" of {total}" if total else ""
-                found.notes.append(f"the time limit left out batches: {i + 1}{of} were looked at")
+                found.notes.append(f"time limit: only {i + 1}{of} batches were used")
                 break
             if hooks.enough():
                 break
@@ -133,7 +133,7 @@ def given_metrics(
     for name, X in activations.items():
         unit = next((unit for unit in units if name in unit.names), None)
         if unit is None:
-            raise ValueError(f"{who}: activations for {name!r}, which is no weight that can be replaced.")
+            raise ValueError(f"{who}: activations for {name!r}, which is not a weight that can be replaced.")
         wanted = unit.matrices[0].shape[1]
         if X.shape[-1] != wanted:
             raise ValueError(

@@ -35,10 +35,10 @@ def entries(output: Any) -> dict[str, Tensor]:
 def main_output(output: Any, name: str | None = None, who: str = "compress_") -> tuple[str, Tensor]:
     """The name of the entry that counts, and the entry.
 
-    Without a name logits where there are any, then sentence embeddings, hidden states, else the first tensor.
+    Without a name: the logits if there are any, else sentence embeddings, hidden states or the first tensor.
 
     Raises:
-        ValueError: where there is no such entry.
+        ValueError: if there is no such entry.
     """
     known = entries(output)
     wanted = PREFERRED if name is None else (name,)

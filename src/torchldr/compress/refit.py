@@ -54,7 +54,7 @@ class Refit:
     session: Session
 
     def fitted(self, made: Made) -> Made | None:
-        """Other projections of the same structures, or None where there is no time or nothing to fit."""
+        """Other projections of the same structures, or None if there is no time or nothing to fit."""
         wanted = {
             i
             for i, unit in enumerate(self.units)

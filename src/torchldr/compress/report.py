@@ -20,7 +20,7 @@ from .candidates import Weight
 from .structure import DENSE, Structure
 
 VECTORS = 64  # at a time, for what a report says of latencies
-FITTED = "the loader gave fewer than 4 batches, so outputs were compared on a batch that was also fitted"
+FITTED = "the loader gave fewer than 4 batches, so outputs were compared on a batch used for fitting too"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CompressionReport:
             said += f", because {amount} of it are in {kind} modules"
         if self.distance is None:
             return f"{said}. The error of the outputs is unknown without a loader."
-        where = "your batches" if FITTED in self.notes else "batches held out"
+        where = "your batches" if FITTED in self.notes else "held-out batches"
         if self.logits:
             more = 100 * math.expm1(min(self.distance, 50.0))
             return (
@@ -161,7 +161,7 @@ class CompressionReport:
             calls = f" for {self.vectors} vectors a call, measured here" if self.vectors else ""
             said.append(f"{change}{calls}")
             if self.slower:
-                advice = "a Latency budget shares out time, and materialize_ gives speed for memory"
+                advice = "a Latency budget limits the time, and materialize_ trades memory for speed"
                 said.append(f"slower than dense here: {', '.join(self.slower)}; {advice}")
         before, after = self.model_parameters_before, self.model_parameters_after
         said.append(f"model: {_change(before, after)} parameters")

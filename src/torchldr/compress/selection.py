@@ -154,7 +154,7 @@ class _Screen:
         won = {key for key in pilots if any(self._wins(i, s) for i, s in pilots[key])}
         for name, m, n in sorted(set(pilots) - won):
             tried = len({i for i, _ in pilots[name, m, n]})
-            self.notes.append(f"{name} was tried on {tried} of {m} x {n} alone: others were better")
+            self.notes.append(f"{name} was tried only on {tried} of {m} x {n}, where others were better")
         for i, each in enumerate(others):
             for s in each if not bounded[i] else ():
                 if (key := (s.name, *self.shapes[i])) in won:
@@ -190,7 +190,9 @@ class _Screen:
                     found.append((error + price * cost - best, i, structure))
         dropped = sum(map(len, bounds)) - len(found)
         if dropped:
-            self.notes.append(f"{dropped} candidates were left out by a lower bound of their residual")
+            self.notes.append(
+                f"{dropped} candidates were skipped: a lower bound on their residual ruled them out"
+            )
         small: Tasks = []
         large: Groups = {}
         for _, i, structure in sorted(found, key=lambda entry: (entry[2].rank or 0, entry[0], entry[1])):
@@ -221,7 +223,7 @@ class _Screen:
         for known, new in zip(self.plain if plain else self.errors, found, strict=True):
             known |= new
         if missed := len(tasks) - sum(map(len, found)):
-            self.notes.append(f"{missed} candidates were skipped: they would take long")
+            self.notes.append(f"{missed} candidates were skipped because they would take long")
 
     def _wins(self, i: int, structure: Structure) -> bool:
         """Whether a structure beats low rank at equal or lower cost, in the plain norm."""

@@ -58,7 +58,7 @@ def share_out(
     rest = limit - sum(candidate.cost for candidate in taken)
     if rest < 0:
         raise BudgetError(
-            f"{who}: a budget of {_amount(limit, unit)} {unit} is too small, the smallest candidates have "
+            f"{who}: a budget of {_amount(limit, unit)} {unit} is too small: the smallest candidates have "
             f"{_amount(limit - rest, unit)}."
         )
     best = [_step(row, now, rest) for row, now in zip(choices, taken, strict=True)]

@@ -182,7 +182,7 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Structure]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON file ({error}).") from None
+        raise ValueError(f"{file} is not a JSON file ({error}).") from None
     return plan_from_dict(document, str(file))
 
 

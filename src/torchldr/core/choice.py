@@ -15,7 +15,7 @@ import torch
 
 PRODUCTS = ("auto", "fast", "dense")
 LARGEST = {"cpu": 1 << 26, "cuda": 1 << 28}
-"""Entries of a dense matrix that may be made, by type of device; others as a GPU."""
+"""Entries of the largest dense matrix that is computed, by type of device; other devices count as a GPU."""
 UNKNOWN_ROWS = 128  # rows assumed for a compiler's graph, which must not depend on their number
 
 

@@ -139,8 +139,8 @@ class LinearMap:
         if found is None:
             raise TypeError(
                 f"{type(self).__name__} has no displacement operators of its own; "
-                "torchldr.algebra.displacement(M, A, B) takes them as arguments. (Operators that are learned "
-                "apart count as different outside of torch.no_grad(), whatever their values.)"
+                "torchldr.algebra.displacement(M, A, B) takes them as arguments. (Operators that were "
+                "learned apart count as different outside of torch.no_grad(), whatever their values.)"
             )
         return found
 

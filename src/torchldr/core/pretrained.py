@@ -14,7 +14,7 @@ from torch import nn
 
 METHOD = "torchldr"
 VERSIONS = (1, 2, 3)  # of the format: 2 had roundings beside the layers, 3 has them in the entries
-_READ_AS_DENSE = "gguf"  # transformers keeps the name of this method, and forbids to save under it
+_READ_AS_DENSE = "gguf"  # transformers reserves the name of this method, and refuses to save under it
 
 
 def declare(model: nn.Module, describe: Callable[[nn.Module], Mapping[str, Any]]) -> None:
@@ -47,8 +47,8 @@ def check_unclaimed(who: str, model: nn.Module) -> None:
         if (method := _method(_said(owner))) not in (None, METHOD, _READ_AS_DENSE):
             raise ValueError(
                 f"{who}: the model is quantized by {method}, and its config has room for one method. Load it "
-                "without, or call its dequantize() first. One that is never saved can go on after `del "
-                "model.config.quantization_config`."
+                "without quantization, or call its dequantize() first. If you will not save the model, `del "
+                "model.config.quantization_config` is enough."
             )
 
 

@@ -26,7 +26,7 @@ def first_line(error: BaseException) -> str:
 
 
 def require(who: str, *packages: str) -> None:
-    """One clear error where packages are missing."""
+    """Raise one clear error if packages are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ImportError(f"{who} needs {', '.join(missing)}: pip install 'torchldr[onnx]'.")
@@ -54,7 +54,7 @@ def feeds(running: Any, inputs: Inputs) -> dict[str, Any]:
 
 @torch.no_grad()
 def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The tensors that a model answers with, in order; it may change its inputs, which are copies."""
+    """The output tensors of a model, in order. It gets copies, because it may change its inputs."""
     inputs = inputs.map(Tensor.clone)
     answer = model(*inputs.args, **inputs.kwargs)
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
@@ -84,7 +84,7 @@ def deviation(found: list[Any], wanted: list[Tensor], who: str = "to_onnx") -> f
 
 
 def check_file(file: bytes, model: nn.Module, examples: list[Inputs], tolerance: float) -> float:
-    """The deviation of a file from its model on these inputs; an error where it exceeds the tolerance."""
+    """The deviation of a file from its model on these inputs; an error if it exceeds the tolerance."""
     running = session(file, threads=1)
     worst = 0.0
     for inputs in examples:
@@ -105,7 +105,7 @@ def check_file(file: bytes, model: nn.Module, examples: list[Inputs], tolerance:
 def check_program(
     program: torch.export.ExportedProgram, model: nn.Module, inputs: Inputs, tolerance: float
 ) -> None:
-    """An error where a program differs from its model."""
+    """Raise an error if a program differs from its model."""
     found = [output.numpy() for output in outputs(program.module(), inputs)]
     worst = deviation(found, outputs(model, inputs), "to_program")
     _require_near("to_program", "the program's", worst, tolerance)

@@ -1,4 +1,4 @@
-"""How a structured matrix is written into a graph, by mode: its class has a rule for it, or it is dense."""
+"""The form of a structured matrix in a graph, by mode: by a rule of its class, or else dense."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..functional.exported.convolution import numbers
 from ..functional.exported.dense import DenseWeight, made_at_load
 
 MODES = ("fft", "matmul", "dense")
-"""What an exported layer computes with: FFTs, their matrices, or the dense matrix."""
+"""The modes of an exported layer: by FFTs, by their matrices, or by the dense matrix."""
 PLANS = ("auto", "fast", "load")
-GRAPH_NUMBERS = 1024  # what the nodes of a fast product take in the file, in numbers of 4 bytes
+GRAPH_NUMBERS = 1024  # the size of a fast product's nodes in the file, in numbers of 4 bytes
 
 Maker = Callable[[str, Any], nn.Module]
 
 
 def register_form(cls: type[StructuredMatrix]) -> Callable[[Maker], Maker]:
-    """Say how a class is exported in the modes "fft" and "matmul"; one without is written as a dense matrix.
+    """Register the form of a class in the modes "fft" and "matmul"; without one it is exported as dense.
 
     The decorated function takes the mode and a matrix (on the CPU, in float32 or float64) and returns a
     module with the product (b, in_features) to (b, out_features) and an attribute `form` that says in a few

@@ -1,7 +1,7 @@
 """Products as ONNX nodes.
 
-torch's exporter takes about a tenth of a second for every operation, and folds constants that are to stay
-small. So it is shown each product as one placeholder, and the product's module is run here on symbols that
+torch's exporter takes about a tenth of a second for every operation, and folds constants that should stay
+small. So it sees each product as one placeholder, and the product's module runs here on symbols that
 write nodes: `Symbol` knows the few operations that the modules of this package use.
 """
 
@@ -26,7 +26,7 @@ Size = int | None  # None where it changes from call to call
 
 
 class Builder:
-    """Nodes and initializers of one file; what is the same is written once.
+    """Nodes and initializers of one file; equal ones are written once.
 
     For the body of a loop, whose inputs are `own`, `outer` is the builder of the graph around it: that gets
     the initializers and all nodes that do not depend on the step. Names that are in use are `taken`.

@@ -84,7 +84,7 @@ def dynamic_axes(inputs: Inputs, *, sequences: bool = True) -> Any:
 
 
 def at_least_two(t: Tensor, *, sequences: bool = True) -> Tensor:
-    """Such axes repeated where they are 1: torch.export takes a size of 1 for a constant."""
+    """Repeat such axes if their size is 1, which torch.export would treat as a constant."""
     for axis in free_axes(t, sequences=sequences):
         t = torch.cat((t, t), axis) if t.shape[axis] == 1 else t
     return t

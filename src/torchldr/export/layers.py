@@ -119,7 +119,7 @@ class _Maker:
         return product_module(matrix, self.mode, self.plan, grow=self.held is not None)
 
     def shown(self, product: nn.Module, matrix: StructuredMatrix) -> nn.Module:
-        """What the exporter is shown of a product: itself, or a placeholder for it."""
+        """What the exporter sees of a product: the product itself, or a placeholder for it."""
         if self.held is None or isinstance(product, DenseWeight):
             return product
         self.held.append((product, matrix.in_features))

@@ -34,8 +34,8 @@ def to_program(
 ) -> torch.export.ExportedProgram:
     """Export a model with structured layers by torch.export.
 
-    The program needs nothing of this package, and all that depends on parameters alone is a constant in it.
-    Gradients for the structured parameters are not part of it.
+    The program does not need this package. Everything that depends only on parameters is a constant in it, so
+    it has no gradients for the structured parameters.
 
     Args:
         model: any module; it is not changed. Exported as in `eval()`, on the CPU.
@@ -76,7 +76,7 @@ def reference(model: nn.Module) -> nn.Module:
 
 
 def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.export.ExportedProgram:
-    """The program of a plain model, which is ours."""
+    """The program of a plain model, which may be changed here."""
     _name_keywords_(model, inputs)
     if dynamic_shapes is not None:
         return exported(who, model, inputs, dynamic_shapes)
@@ -93,7 +93,7 @@ def traced(who: str, model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> t
 
 
 def _name_keywords_(model: nn.Module, inputs: Inputs) -> None:
-    """Let a `forward` with **kwargs name those that it is given: torch.export fails at others."""
+    """Give a `forward` with **kwargs the names of its arguments, which torch.export needs."""
     forward = model.forward
     signature = inspect.signature(forward)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -111,7 +111,7 @@ def _name_keywords_(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _fixed(program: torch.export.ExportedProgram, inputs: Inputs) -> bool:
-    """Whether an axis that was 1 has become another constant."""
+    """Whether an axis of size 1 has become another constant."""
     after, before = input_shapes(program), [tuple(t.shape) for t in inputs.tensors()]
     pairs = zip(chain(*after), chain(*before), strict=True)
     return any(isinstance(new, int) and new != old for new, old in pairs)
@@ -142,7 +142,7 @@ def exported(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without remarks of torch about itself, and without its fused attention, which reads dense weights."""
+    """Without torch's warnings about itself, and without its fused attention, which reads dense weights."""
     fused = torch.backends.mha.get_fastpath_enabled()
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch._export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

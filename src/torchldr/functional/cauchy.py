@@ -3,7 +3,7 @@
     matrix    C[i, j] = 1 / (s_i - t_j),  shape (m, n)
     fields    (C x)_i is the field at s_i of charges x_j at t_j
 
-Computed in tiles of TILE rows that are made, used and forgotten, in the backward pass too: O(m n)
+Computed in tiles of TILE rows, which are used and discarded, in the backward pass too: O(m n)
 work a vector, O(n) extra memory. The tests hold it to `cauchy_reference`.
 """
 

@@ -202,7 +202,7 @@ def _constant_samples() -> Iterator[tuple[Any, ...]]:
 
 
 def _rows(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
-    """Vectors alone join the rows."""
+    """Mapped vectors join the rows."""
     x, columns, _, m = arguments
     if dims[0] is not None and dims[1] is None:
         x = x.movedim(dims[0], 0)

@@ -17,9 +17,9 @@ Make = Callable[..., Tensor]
 def kept(most: int) -> Callable[[Make], Make]:
     """Keep up to so many results of a function between its calls.
 
-    Tracers want one of their own. What is made under a transformation of torch.func belongs to it, and what
-    is made while a CUDA graph is captured has its values when the graph is replayed, in memory of the graph:
-    neither is kept. What a graph was given is kept for good, because the graph knows its address alone.
+    Tracers get tensors of their own. A tensor made under a transformation of torch.func belongs to it, and
+    one made while a CUDA graph is captured gets its values on replay, in the graph's memory: neither is kept.
+    A tensor that a captured graph uses is kept for good, because the graph knows only its address.
     """
 
     def wrap(make: Make) -> Make:

@@ -3,7 +3,7 @@
 FFT libraries are quick at products of small primes and several times slower at a large prime
 (batch of 50 on a CPU: 882 us at 1021, 129 us at 1024), so every product here either has such a
 length by nature or is padded to one. Lengths are even: of an odd length a GPU's library transforms two real
-vectors as one complex vector, so that what is not a number in one spoils the other.
+vectors as one complex vector, so that a NaN in one spoils the other.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def gmres(
     Args:
         product: (p, n) to (p, n), linear.
         b: right-hand sides, shape (p, n), real or complex.
-        tol: what |b - M x| / |b| should come to.
+        tol: target of |b - M x| / |b|.
         restart: dimensions of a cycle; at most n are used.
         cycles: the most cycles.
 

@@ -3,8 +3,8 @@
 A side of `size` entries is cut into `count` blocks of one `width`, the last one cropped: entry i is entry
 i % width of block i // width. Products see the last block padded with zeros.
 
-For a compiler whole blocks and the last one are cut and joined apart. In one go inductor (torch 2.13, on
-CPUs) may fuse that with what comes before, walk through whole blocks alone and leave the last one out.
+Under a compiler, whole blocks and the last one are cut and joined separately. Otherwise inductor (torch
+2.13, on CPUs) may fuse this with the operations before it, process only whole blocks and drop the last one.
 """
 
 from __future__ import annotations

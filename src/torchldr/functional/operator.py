@@ -59,8 +59,8 @@ class Operator:
         fake: the arguments to empty tensors of the same kind; the shapes of all that `kernel` returns.
         gradient: (grad, arguments, saved, wanted) to a list with the gradient of each tensor among the
             arguments; None where it is not wanted, which `wanted` says for each. `saved` is what `kernel`
-            returned beside the result, or the result alone where it returned nothing else.
-        serves: whether the kernel takes these arguments; asked with values at hand, never by a compiler.
+            returned beside the result, or the result if it returned nothing else.
+        serves: whether the kernel takes these arguments; called with real tensors, never by a compiler.
         batched: for vmap, (info, dims, apply, arguments) to (results, dims). By default the axis goes in
             front of every tensor: kernels take leading axes.
         samples: yields arguments for tests.

@@ -1,14 +1,14 @@
 """One step of an LSTM and of a GRU, and a sequence of steps.
 
-The input products of all steps come in ready made; what is left of a step is the product with the state
-before it and the update equations, which are those of the paper's appendix and of torch:
+The input products of all steps are computed beforehand. A step adds the product with the previous state
+and applies the update equations, which are those of the paper's appendix and of torch:
 
     LSTM    i = sigmoid(W_ii x + b_ii + W_hi h + b_hi)
             f = sigmoid(W_if x + b_if + W_hf h + b_hf)
             g = tanh(W_ig x + b_ig + W_hg h + b_hg)
             o = sigmoid(W_io x + b_io + W_ho h + b_ho)
             c' = f c + i g
-            h' = o tanh(c'), times W_hr where there is a projection
+            h' = o tanh(c'), times W_hr if there is a projection
 
     GRU     r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
             z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)

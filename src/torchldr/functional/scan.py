@@ -154,16 +154,16 @@ def _columns(nodes: Tensor, e: Tensor, back: bool) -> Tensor:
 def _arguments(
     of: Operators, G: Tensor | None = None, H: Tensor | None = None, e: Tensor | None = None
 ) -> list[Any]:
-    """What all kernels get first: pointers, 0 where there is nothing, and numbers."""
+    """The first arguments of all kernels: pointers (0 for none) and numbers."""
     ka, a, kc, c = of
-    corners = (ka, kc) if a is None else (0, 0)  # numbers, where they are no tensors
+    corners = (ka, kc) if a is None else (0, 0)  # numbers if they are not tensors
     tensors: tuple[Any, ...] = (None, a, None, c, G, H, e) if a is None else (ka, a, kc, c, G, H, e)
     pointers = [0 if t is None else t.contiguous().resolve_neg() for t in tensors]
     return [*pointers[:4], *corners, *pointers[4:], 0 if G is None else G.shape[-2]]
 
 
 def _in_parts(matrices: int, arguments: list[Any]) -> list[tuple[int, list[Any]]]:
-    """The arguments of as many launches as it takes, with how many matrices each has."""
+    """The arguments of each launch, and its number of matrices."""
     if 0 < matrices <= MOST:
         return [(matrices, arguments)]
     return [
@@ -176,7 +176,7 @@ def _in_parts(matrices: int, arguments: list[Any]) -> list[tuple[int, list[Any]]
 
 
 def _queue(form: Form, matrices: int, m: int, n: int, arguments: list[Any], device: torch.device) -> None:
-    """Have the kernels do what the form asks for."""
+    """Run the kernels of this form."""
     for R, some in _in_parts(matrices, arguments):
         run(passes(form, R, m, n), device, some)
 

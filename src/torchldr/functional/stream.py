@@ -2,8 +2,8 @@
 
     y = sum_i K_k(A, g_i) K_k(C, h_i)^T x,  k = min(m, n)
 
-Both Krylov matrices are made in tiles of columns, which multiply with the rows and are forgotten; the
-gradient makes them again, from the states before each tile. Memory is O(r k b) beside a tile, never k (m +
+Both Krylov matrices are computed in tiles of columns, which multiply the rows and are discarded. The
+gradient computes them again, from the states before each tile. Memory is O(r k b) beside a tile, never k (m +
 n).
 """
 
@@ -118,7 +118,7 @@ def _tiles(x: Tensor, parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tenso
     r, m, n, k = _sizes(parts)
     (*A, left), (*C, right) = parts[:4], parts[4:]
     y, z, states, seen = x.new_zeros(x.shape[0], m), [], [], []
-    # One piece of memory for all tiles: the C library finds no place again for what was freed in between.
+    # One buffer for all tiles: the C library would not reuse memory that is freed in between.
     rooms = [x.new_empty(r * (WIDTH + 1) * size) for size in (m, n)]
     for j in range(0, k, WIDTH):
         width = min(WIDTH, k - j)
@@ -189,7 +189,7 @@ def _samples() -> Iterator[tuple[Any, ...]]:
 
 
 def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
-    """Vectors alone join the rows; stacked operators take the plain form."""
+    """Mapped vectors join the rows; mapped operators take the plain form."""
     if dims[0] is not None and all(dim is None for dim in dims[1:]):
         x = arguments[0].movedim(dims[0], 0)
         y, *kept = apply(x.flatten(0, 1), *arguments[1:])

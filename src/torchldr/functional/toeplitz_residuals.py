@@ -73,7 +73,7 @@ def gcr(product: Map, precondition: Map, b: Tensor, target: Tensor, *, most: int
         product: (p, n) to (p, n), by M.
         precondition: the same, by C^-1 with C near M.
         b: right-hand sides, real, shape (p, n).
-        target: what |b - M x| should come to, shape (p,). A row that is there leaves the others alone.
+        target: of |b - M x|, shape (p,). Rows that reach it are finished; the others go on without them.
         most: steps.
 
     Returns:
@@ -99,7 +99,7 @@ def gcr(product: Map, precondition: Map, b: Tensor, target: Tensor, *, most: int
 
 
 def _will_do(left: Tensor, start: Tensor, target: Tensor, step: int, most: int) -> bool:
-    """Whether rows that go on as they have until this step come to their targets."""
+    """Whether rows will reach their targets if they continue as they have until this step."""
     gained, wanted = (torch.log(start / t) for t in (left, target))
     return bool((gained * most >= wanted * step).all()) and math.isfinite(float(gained.sum()))
 

@@ -30,7 +30,7 @@ Operator = tuple[Tensor, Tensor, Tensor, Tensor]  # and start vectors (..., r, m
 
 BLOCK = 32  # columns at a time in the plain form
 
-# Rounding errors grow as powers do, and where these first grow and then fall they outlive them. So operators
+# Rounding errors grow as powers do, and outlive powers that first grow and then fall. So operators
 # with more than UNSEEN columns, some of which (every LOOK-th is looked at) have grown by more than 1 / eps of
 # float32, are run in float64; those whose values cannot be looked at, too.
 GROWTH, LOOK = 1e7, 32
@@ -73,7 +73,7 @@ def sizes(K: Tensor) -> Tensor:
 
 
 def balanced(A: Ring, C: Ring) -> tuple[Ring, Ring]:
-    """Both operators without a scale that A has and C takes back: A / f and f C for some f > 0.
+    """Both operators without a scale in A that C cancels: A / f and f C for some f > 0.
 
     Training drifts along such scales, and powers of A would overflow where products with those of C do not.
     The gradient in f is zero.

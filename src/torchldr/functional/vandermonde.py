@@ -27,7 +27,7 @@ def vandermonde_reference(nodes: Tensor, n: int) -> Tensor:
 def _powers(nodes: Tensor, width: int) -> Tensor:
     """node^0 .. node^{width-1}, shape (m, width), by doubling; without subnormal ones, which take long.
 
-    Only their values become 0: the derivative of a power that vanishes need not vanish.
+    Only the values become 0: the derivative of a power that vanishes need not vanish.
     """
     powers, step = torch.ones_like(nodes).unsqueeze(-1), nodes.unsqueeze(-1)
     while powers.shape[-1] < width:

@@ -1,8 +1,8 @@
 """The structured classes, a file or a folder each, and the registry that finds them by name.
 
 A small class is one file. A folder holds the class itself, its rules for the algebra, for solving and
-for exporting (`rules`), and how to project onto it (`project`). Deleting a class is deleting that and its
-line below; a class of one's own registers itself and its rules wherever it is written.
+for exporting (`rules`), and how to project onto it (`project`). To delete a class, delete that and its line
+below. A class of your own registers itself and its rules wherever it is defined.
 """
 
 from importlib import import_module

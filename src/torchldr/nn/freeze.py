@@ -150,8 +150,8 @@ def freeze(model: nn.Module, example: Any = None, *, measure: bool = False) -> n
 
 
 def thawed(model: nn.Module) -> nn.Module:
-    """A model with its structured layers again, where frozen modules still have the numbers that they were
-    made of: what exporters build on. The model itself where it has none."""
+    """A model whose frozen modules are structured layers again, made of the parameters that they still hold:
+    what exporters build on. A model without frozen modules is returned as it is."""
     made = {
         module: source
         for module in model.modules()

@@ -70,7 +70,7 @@ class Shift(Operator):
         return self.f**turns * moved if turns else moved
 
     def entries(self) -> Entries:
-        # A number f is compared in float64: in the default dtype 0.1 would differ from 0.1.
+        # A number f is compared in float64: in the default dtype, 0.1 would not equal Python's 0.1.
         wide = torch.complex128 if isinstance(self.f, complex) else torch.float64
         exact = self.f if isinstance(self.f, Tensor) else torch.tensor(self.f, dtype=wide)
         corner = exact.to(self.device).reshape(1)

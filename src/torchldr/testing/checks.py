@@ -226,7 +226,7 @@ def dot_test(M: StructuredMatrix, seed: int = 0) -> None:
 
 
 def check_algebra(M: StructuredMatrix) -> None:
-    """M^T, 2 M and M + M, by whatever rules the class has: 2 M asks that M is linear in each of `scaled`."""
+    """M^T, 2 M and M + M by the rules of the class: 2 M requires that M is linear in each of `scaled`."""
     M = M.double()
     W, size = M.to_dense(), M.magnitude()
     doubled = [(f"2 M by {name}", _times_two(M, name), 2 * W, 2 * size) for name in M.scaled]

@@ -56,5 +56,5 @@ class Grid(NamedTuple):
                                 yield Case(what, structure, n, rank, batch)
 
 
-# Ends within a minute: the deadline leaves time for the case that is under way.
+# Ends within a minute: the deadline leaves time for the case in progress.
 QUICK = Grid(sizes=(256, *SIZES[:4]), repeats=5, seconds=0.05, deadline=40.0)

@@ -135,7 +135,7 @@ def available_bytes(device: str) -> float:
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
-        return 8.0 * 2**30  # not Linux: a guess that laptops of today meet
+        return 8.0 * 2**30  # not Linux: a guess for today's laptops
     return next(1024.0 * int(line.split()[1]) for line in text.splitlines() if "MemAvailable" in line)
 
 

@@ -1,7 +1,7 @@
 """`torchldr bench`.
 
-Results go to stdout, progress to stderr. Ctrl-C ends the run early: what was measured is printed, saved and
-drawn, and the exit code is 130, as a shell gives an interrupted program, so that a script can tell.
+Results go to stdout, progress to stderr. Ctrl-C ends the run early: the cases measured so far are printed,
+saved and drawn, and the exit code is 130, as shells give interrupted programs.
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ def bench_command(
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds of each case, at least.")] = None,
     dense_limit: Annotated[
         float | None,
-        typer.Option(min=0, help="GiB of a dense side; above, it is extrapolated. Half of what is free."),
+        typer.Option(
+            min=0,
+            help="GiB for dense layers; larger ones are extrapolated. Default: half of the free memory.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw speed-up against n to this .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where each class beats a dense layer on this machine.
+    """Time each class against a dense layer on this machine.
 
-    Times of one vector and of a batch, in inference and in training, with the
-    paper's speed-ups beside ours. Ctrl-C ends it and shows what was measured.
+    One vector and a batch, in inference and in training, with the paper's
+    speed-ups beside ours. Ctrl-C ends it and shows the cases measured so far.
     """
     import torch
 
@@ -129,7 +132,7 @@ def print_table(rows: Rows) -> None:
 
 
 def _check(structures: list[str] | None, what: str, device: str, product: str, plot: Path | None) -> None:
-    """Raise typer.BadParameter, exit code 2, for what no grid can be made of."""
+    """Raise typer.BadParameter, exit code 2, for arguments that make no grid."""
     import torch
 
     from torchldr.matrices import get_structure

@@ -23,12 +23,12 @@ _THEORY_COLUMNS = (
     "model", "hidden", "structure", "rank", "parameters", "vc_bound", "of_dense", "samples", "degree",
     "paper_parameters",
 )  # fmt: skip
-data = typer.Typer(no_args_is_help=True, help="The datasets: what is here, and how to get the rest.")
+data = typer.Typer(no_args_is_help=True, help="List the datasets, and download them.")
 
 
 @data.command("list", epilog="Example: torchldr data list --data-dir ~/data")
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The datasets, and what is present here."""
+    """List the datasets, and which are present here."""
     from torchldr_paper.data import status
 
     rows = [asdict(row) for row in status(data_dir)]
@@ -39,15 +39,17 @@ def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A name of `torchldr data list`.")],
     data_dir: DataDir = None,
-    url: Annotated[str | None, typer.Option(help="Another address than the owner's.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Download again what is here.")] = False,
+    url: Annotated[str | None, typer.Option(help="Download from here instead of from the owner.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Download again even if the files are here.")
+    ] = False,
 ) -> None:
     """Download a dataset from its owner and verify its checksum."""
     from torchldr_paper.data import DataFileError, fetch
 
     try:
         paths = fetch(name, data_dir, url, progress=sys.stderr.isatty(), force=force)
-    except DataFileError:  # what came is damaged: not the user's arguments
+    except DataFileError:  # the download is damaged: not the user's arguments
         raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -61,7 +63,7 @@ def report_command(
     data_dir: DataDir = None,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
 ) -> None:
-    """One HTML page of everything that was run.
+    """Write one HTML page of all runs.
 
     Tables, figures and each number's run, in one file that needs no network.
     """
@@ -76,7 +78,7 @@ def report_command(
 
 def figures_command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which; all that can be drawn by default.")
+        list[str] | None, typer.Argument(help="Which figures; by default all that can be drawn.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("out/figures"),
     format: Annotated[list[str] | None, typer.Option(help="png or svg; both by default.")] = None,
@@ -104,7 +106,7 @@ def figures_command(
         print(path)
     for name, why in left_out.items():
         say(f"left out: {name}: {why}")
-    if names and left_out:  # what was asked for by name
+    if names and left_out:  # requested by name
         raise typer.Exit(1)
 
 
@@ -113,13 +115,13 @@ def theory_command(
     epsilon: Annotated[float, typer.Option(help="Excess error, between 0 and 1.")] = 0.1,
     delta: Annotated[float, typer.Option(help="Probability of failure, between 0 and 1.")] = 0.05,
     agnostic: Annotated[
-        bool, typer.Option("--agnostic", help="Samples to be near the best of the class, right or not.")
+        bool, typer.Option("--agnostic", help="Samples to come near the best network, even if none is right.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """VC-dimension bounds and sample sizes of the paper's networks.
+    """Bound VC dimensions and sample sizes of the paper's networks.
 
-    Dense and structured ones: upper bounds, to compare classes by.
+    Upper bounds for dense and structured networks, to compare classes.
     """
     from ..theory.paper import MODELS, rows
 

@@ -15,7 +15,7 @@ from .progress import steps
 def demo_command(
     out: Annotated[Path, typer.Option(help="Where to save the picture.")] = Path("out/demo.png"),
     adam: Annotated[int, typer.Option("--steps", min=1, help="Steps of Adam for each class.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="What the target and the starts are drawn from.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Fit one matrix by every class, with a picture (a minute).

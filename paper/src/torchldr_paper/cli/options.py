@@ -1,4 +1,4 @@
-"""Options that commands share: all of those of `paper` and `train` that say how runs are trained."""
+"""Options that commands share, among them how `paper` and `train` train runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Results = Annotated[
 class Sweep:
     """The options of `paper` and `train`: how runs are trained, where, and what is kept of them."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="A small protocol for a laptop, kept apart.")] = False
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short protocol for a laptop; its results are kept apart.")
+    ] = False
     seeds: Annotated[int, typer.Option(min=1, help="Repeat everything from this many seeds.")] = 1
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")] = "auto"
     data_dir: DataDir = None
@@ -35,32 +37,34 @@ class Sweep:
     ] = None
     jobs: Annotated[
         int,
-        typer.Option(min=1, help="So many runs at a time, each in its own process: they share the device."),
+        typer.Option(min=1, help="Runs at a time, each in its own process; they share the device."),
     ] = 1
     ray: Annotated[
         str | None,
         typer.Option(
             "--ray",
             metavar="[ADDRESS]",
-            help=(
-                "Runs are tasks of a Ray cluster: host:port, ray://host:port or auto; else one started here."
-            ),
+            help=("Run on a Ray cluster: host:port, ray://host:port or auto; without an address, start one."),
         ),
     ] = None
-    cpus: Annotated[float, typer.Option(min=0, help="With --ray: cores of each run, also fractions.")] = 1.0
+    cpus: Annotated[
+        float, typer.Option(min=0, help="With --ray: cores of each run; fractions are allowed.")
+    ] = 1.0
     gpus: Annotated[
         float | None,
-        typer.Option(min=0, help="With --ray: GPUs of each run, also fractions; 1 where there are any."),
+        typer.Option(
+            min=0, help="With --ray: GPUs of each run, or a fraction; by default 1 if the cluster has GPUs."
+        ),
     ] = None
     max_in_flight: Annotated[
         int | None,
         typer.Option(
-            "--max-in-flight", min=1, help="With --ray: runs handed out at a time; twice what fits."
+            "--max-in-flight",
+            min=1,
+            help="With --ray: runs handed out at a time; by default twice what fits.",
         ),
     ] = None
-    retries: Annotated[
-        int, typer.Option(min=0, help="How often a run is begun again whose process or node has died.")
-    ] = 3
+    retries: Annotated[int, typer.Option(min=0, help="Restarts of a run whose process or node died.")] = 3
     logdir: Annotated[Path | None, typer.Option("--logdir", help="Write TensorBoard scalars here.")] = None
     save_weights: Annotated[
         bool, typer.Option("--save-weights", help="Keep each selected network beside the ledger.")
@@ -69,7 +73,7 @@ class Sweep:
         bool,
         typer.Option(help="Score training and test images every epoch, not only where validation is best."),
     ] = True
-    force: Annotated[bool, typer.Option("--force", help="Run again what the ledger has.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Repeat runs that are in the ledger.")] = False
     as_json: AsJson = False
 
 

@@ -1,7 +1,7 @@
 """`torchldr paper` and `torchldr train`.
 
-Results go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong use. What they do
-is in `sweeps`, which imports the trainer and so torch: not before a command runs.
+Results go to stdout, messages and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong use. The work is
+in `sweeps`, which imports the trainer and so torch; a command imports it only when it runs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def paper_command(
 ) -> None:
     """Run one table or figure of the paper, or resume it.
 
-    It is printed beside the paper's values. What the ledger has is not run again. `check` runs nothing: it
-    says of each cell whether ours is at or above the paper's, within noise or below.
+    Prints our values beside the paper's. Runs in the ledger are not repeated.
+    `check` runs nothing: it says for each cell whether ours is at or above the
+    paper's, within noise or below.
     """
     from ..ledger.ledger import Ledger
     from ..tables.flash import flash_rows
@@ -101,9 +102,11 @@ def train_command(
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Options of the class: name=value.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Hidden units; else the input's size.")] = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="Prune a dense layer to so many weights.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Prune a dense layer to this many weights.")] = None,
     init: Annotated[str, typer.Option(help="paper or linear.")] = "paper",
-    init_std: Annotated[float | None, typer.Option(help="Initial deviation of G and H instead.")] = None,
+    init_std: Annotated[
+        float | None, typer.Option(help="Initial deviation of G and H, instead of --init.")
+    ] = None,
     output_std: Annotated[float | None, typer.Option(help="Initial deviation of the output layer.")] = None,
     lr: Annotated[
         list[float] | None,

@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 def ledger_to_read(results: Path | None, *, curves: bool = True) -> Ledger:
-    """The ledger of a command that writes none: a folder that is named must be there."""
+    """The ledger of a command that only reads: a given folder must exist."""
     if results is not None and not results.expanduser().is_dir():
-        raise typer.BadParameter(f"{results} is no folder; a run makes it.", param_hint="--results")
+        raise typer.BadParameter(f"{results} is not a folder; a run creates it.", param_hint="--results")
     return Ledger(results, curves=curves)
 
 
 def ranks_of(structure: str, ranks: Sequence[int] | None) -> Sequence[int | None]:
-    """The ranks to try: a class without a rank is trained once whatever ranks are asked of others."""
+    """The ranks to try; a class without a rank is trained once, whatever the ranks of others."""
     return [*ranks] if ranks and get_structure(structure).ranked else [None]
 
 
@@ -52,7 +52,7 @@ def find_table(name: str) -> Table:
 
 
 def well_used(build: Callable[[], T]) -> T:
-    """What `build` returns; its complaint about an argument is wrong use, exit code 2."""
+    """The result of `build`; an error about an argument is wrong use, exit code 2."""
     try:
         return build()
     except (ValueError, TypeError) as error:
@@ -60,7 +60,7 @@ def well_used(build: Callable[[], T]) -> T:
 
 
 def check_images(runs: Sequence[Run], library: Library) -> None:
-    """Before anything is trained: what the size of the images forbids is wrong use too."""
+    """Before training: a network that the size of the images does not allow is wrong use too."""
     if library.source(runs[0].data) == "absent":
         return
     images = library.images(runs[0])
@@ -70,7 +70,7 @@ def check_images(runs: Sequence[Run], library: Library) -> None:
 
 
 def _by_option(message: str) -> str:
-    """A complaint about a field of `Run` or `Protocol` as one about the option that sets it.
+    """An error about a field of `Run` or `Protocol`, rewritten for the option that sets it.
 
     >>> _by_option("Run: train_fraction must lie in (0, 1], got 2.0.")
     '--fraction must lie in (0, 1], got 2.0.'
@@ -89,7 +89,7 @@ def library_of(sweep: Sweep) -> Library:
 
 
 def backend_of(sweep: Sweep, language: bool) -> Backend:
-    """Where runs are trained; a cluster that cannot be used is told on stderr."""
+    """Where runs are trained; if a cluster cannot be used, a message on stderr says why."""
     if sweep.ray is None and sweep.jobs == 1:
         from ..language.sweep import SideBySide
 
@@ -131,13 +131,13 @@ def train_missing(runs: Sequence[Run], ledger: Ledger, library: Library, sweep: 
     for message in report.absent.values():
         say(f"left out: {message}")
     for label, why in report.unsaved.items():
-        say(f"{label}: the run is in the ledger, its weights are not kept: {why}")
+        say(f"{label}: the run is in the ledger, but its weights were not kept: {why}")
     for label, why in report.failed.items():
         say(f"{label}: failed: {why}")
     if report.left:
         say(f"{len(report.left)} runs are left; the same command goes on from here.")
     if report.finished:
-        say(f"{len(report.finished)} runs finished, {len(report.present)} were there: {ledger.path}")
+        say(f"{len(report.finished)} runs finished, {len(report.present)} were already in {ledger.path}")
     if report.absent and not (report.finished or report.present or report.left):
         raise typer.Exit(1)
     return report
@@ -178,7 +178,7 @@ def say_what_data(table: Table, ledger: Ledger, library: Library) -> None:
             continue
         known = any(ledger.find(run, source="official") for run in table.runs() if run.data == name)
         shown = "; the table shows our results on the official data, as --show does" if known else ""
-        say(f"{name}: its official files are not here, so that this runs on a stand-in{shown}.")
+        say(f"{name}: official files not found, using a stand-in{shown}.")
 
 
 # Filters of a table, and options of a class.
@@ -206,7 +206,7 @@ def parse_filters(texts: Sequence[str]) -> Filters:
 
 
 def keep_table(table: Table, filters: Filters) -> Table:
-    """The cells of a table that pass all filters; where none does, the values that there are are told."""
+    """The cells of a table that pass all filters; if none does, the error lists the existing values."""
     if not filters:
         return table
     cells = tuple(
@@ -276,7 +276,7 @@ TRAIN_COLUMNS = (
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str], only_if_varied: Sequence[str] = ()) -> list[str]:
-    """The columns that say something about these rows."""
+    """The columns that carry information about these rows."""
     dull = {name for name in only_if_varied if not tells(name, (row[name] for row in rows))}
     dull |= {name for name in _ONLY_IF_ANY if not any(row[name] for row in rows)}
     return [name for name in names if name not in dull]

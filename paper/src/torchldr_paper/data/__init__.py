@@ -2,7 +2,7 @@
 
     from torchldr_paper import data
 
-    rectangles = data.load("rectangles")         # official where its file is here, else a stand-in
+    rectangles = data.load("rectangles")         # official if its file is found, else a stand-in
     rectangles.source, rectangles.fingerprint    # "official" | "stand-in" | "user", sha256
     x, x_test = rectangles.standardized(flat=True)
     mine = data.load("my.npz")                   # train_x, train_y, test_x, test_y: see data.user

@@ -137,7 +137,7 @@ def _streams(container: Path, wanted: list[OfficialFile]) -> Iterator[tuple[Offi
 
 
 def _members(container: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """What an archive holds; a file that is none holds itself."""
+    """The members of an archive; any other file is its own member."""
     if not container.name.endswith(ARCHIVE_SUFFIXES):
         with container.open("rb") as stream:
             yield container.name, stream

@@ -1,4 +1,4 @@
-"""Downloading official files: verified, and there only when whole."""
+"""Downloading official files: verified, and only whole files are kept."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def fetch(
 ) -> list[Path]:
     """Download a dataset's official files from its owner.
 
-    Files that are there and pass their checksum are left alone.
+    Existing files that pass their checksum are not downloaded again.
 
     Args:
         name: a name of the registry.
         data_dir: the data folder to download into, made if need be; else `$TORCHLDR_DATA`, else the
             user's cache folder. Files go into the dataset's own folder in it.
-        url: another address than the owner's, of a folder with the same files or of one of them.
+        url: an address to use instead of the owner's: a folder with the same files, or one of them.
         progress: show a bar on stderr.
-        force: download again what is there.
+        force: download again even if the files exist.
 
     Returns:
         The files, in the registry's order.
 
     Raises:
         ValueError: for an unknown name or an address that is not http.
-        DownloadError: when the files could not be had.
-        DataFileError: when what came fails its checksum. Nothing of it is left.
+        DownloadError: if the files could not be downloaded.
+        DataFileError: if a download fails its checksum. It is removed.
     """
     spec = lookup(name)
     root = search_path()[0] if data_dir is None else Path(data_dir).expanduser()

@@ -40,27 +40,27 @@ def load(
     source: Wanted = "auto",
     verify: bool = True,
 ) -> Dataset:
-    """Load a dataset: the owner's files where they are here, else a stand-in where one is known.
+    """Load a dataset: the owner's files if they are found, else a stand-in if a recipe is known.
 
-    Files are looked for in `data_dir`, in `$TORCHLDR_DATA` and in the user's cache folder. They are
-    parsed once; the arrays are kept beside them, or in the user's cache folder where that cannot be
-    written to, until a file changes.
+    `load` looks in `data_dir`, in `$TORCHLDR_DATA` and in the user's cache folder. It parses files
+    once and keeps the arrays beside them, or in the user's cache folder if that is not writable,
+    until a file changes.
 
     Args:
         name: a name of the registry (`names()`), or the path of a .npz file of your own, whose
             arrays `torchldr_paper.data.user` documents.
         data_dir: a folder to look in first.
-        seed: what a stand-in is made from; official data does not depend on it.
-        source: "official" refuses a stand-in, "stand-in" makes one even where the files are here.
-        verify: hold files against the published checksums when they are parsed.
+        seed: random seed of a stand-in; official data does not depend on it.
+        source: "official" refuses a stand-in, "stand-in" makes one even if the files are found.
+        verify: compare files with the published checksums when they are parsed.
 
     Returns:
         The dataset; its `source` says whether it is official, a stand-in or the user's.
 
     Raises:
         ValueError: for an unknown name or source, or a negative seed.
-        DatasetNotFoundError: when it is not here; the message says what to put where.
-        DataFileError: when a file is damaged or not what it should be.
+        DatasetNotFoundError: if it is not found; the message says which files to put where.
+        DataFileError: if a file is damaged or not the expected one.
 
     >>> data = load("rectangles", source="stand-in")
     >>> data.train_x.shape, data.classes, data.source
@@ -147,7 +147,7 @@ def _make(spec: Spec, places: list[Path], seed: int, *, verify: bool) -> Dataset
 
 
 def _lacking(spec: Spec, places: list[Path]) -> list[str]:
-    """What a stand-in is made from and is not here."""
+    """The sources of a stand-in that are missing."""
     lacking = []
     if spec.recipe in ("noise", "bg_rot") and official.find(lookup("mnist"), places)[0] is None:
         lacking.append("MNIST")
@@ -166,7 +166,7 @@ def _partly(spec: Spec, located: Located) -> str:
 
 
 def _absent(spec: Spec, places: list[Path], incomplete: list[Located]) -> str:
-    """The message for a dataset that is not here: what to put where, and where it is to be had."""
+    """The message for a dataset that is not found: which files to put where, and where to get them."""
     looked = ", ".join(f"{p}{'' if p.is_dir() else ' (no such folder)'}" for p in places)
     lines = [f"{spec.name}: its official files are not here. Looked in {looked}."]
     lines += [_partly(spec, located) for located in incomplete]

@@ -1,7 +1,7 @@
 """Loading a dataset from its owner's files, through a cache of one .npz file each.
 
 A cache carries a key made from the source files' names, sizes and times, so that a changed source is parsed
-again, and zip's own checksums, so that a damaged cache is noticed and made anew.
+again, and zip's own checksums, so that a damaged cache is noticed and rebuilt.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_cache(path: Path, key: str) -> tuple[Splits, str] | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # damage shows in many ways, and none of them matters
-        _log.warning("%s: the cache cannot be read and is made anew (%s)", path, error)
+        _log.warning("%s: the cache cannot be read and is rebuilt (%s)", path, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Recipes for stand-ins: data made from a seed where the official file is absent.
+"""Recipes for stand-ins: data made from a seed if the official file is absent.
 
 A stand-in has the size and the nature of the official data, not its images. Its numbers may be
 compared with each other, never with the paper's. The same seed gives the same arrays: computed in
@@ -12,8 +12,8 @@ float64 and rounded to bytes, so that another machine's last bits do not change 
 
 Each function takes the numbers of training and test images and a seed, any integer from 0, and returns images
 of shape (n, 1, 28, 28) in bytes with labels in int64. Digits are drawn from MNIST's training and test images
-together, no digit for two images. Photographs are those of the folder `backgrounds/` of a data folder, .png
-files, made grey; where there are none, those that ship with scikit-image serve if it is installed.
+together, no digit for two images. Photographs are the .png files in the folder `backgrounds/` of a data
+folder, made grey; without any, those that ship with scikit-image, if it is installed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def mnist_bg_rot(mnist: Splits, photographs: list[Array], train: int, test: int,
 
     Each digit is turned by an angle uniform on [0, 2 pi) (bilinear interpolation) and is the
     opacity of white over a 28 x 28 patch: pixel = digit + (1 - digit) patch. Patches are drawn
-    uniformly, and drawn anew while their standard deviation is below 20 of 255. Photographs are grey bytes of
+    uniformly, and again while their standard deviation is below 20 of 255. Photographs are grey bytes of
     shape (height, width), at least 28 x 28 each.
     """
     rng = np.random.default_rng([seed, 3])
@@ -207,8 +207,8 @@ def draw_patches(photographs: Sequence[Array], count: int, rng: np.random.Genera
             f"none of the {len(photographs)} photographs has a {SIDE} x {SIDE} patch with a "
             f"standard deviation of {TEXTURE * 255:.0f} of 255."
         )
-    # To draw (photograph, position) until it will do is to draw a photograph in proportion to the
-    # part of its positions that will do, then one of these: the same, without a loop.
+    # Rejection of (photograph, position) draws a photograph in proportion to its share of suitable
+    # positions, then one of these: this does the same without a loop.
     share = np.array([good.mean() for good in usable])
     which = rng.choice(len(photographs), size=count, p=share / share.sum())
     patches = np.empty((count, SIDE, SIDE), dtype=np.uint8)

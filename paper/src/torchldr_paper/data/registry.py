@@ -30,7 +30,7 @@ CHECKSUMS: Mapping[str, str] = MappingProxyType(
 
 
 def algorithm(digest: str) -> str:
-    """The hash function that a hexadecimal digest is of, told by its length."""
+    """The hash function of a hexadecimal digest, by its length."""
     return {32: "md5", 40: "sha1", 64: "sha256"}[len(digest)]
 
 

@@ -60,7 +60,7 @@ def _read(path: Path) -> dict[str, Array]:
                 if name in stored.files:
                     arrays[name] = stored[name]
                     if not isinstance(arrays[name], np.ndarray):  # NumPy gives the bytes of other files
-                        raise ValueError("it is no array")
+                        raise ValueError("it is not an array")
                 elif name not in _OPTIONAL:
                     raise DataFileError(_missing(name, stored.files))
             return arrays

@@ -8,7 +8,7 @@
     save_figures(Ledger(), Path("out/figures"))     # all that can be drawn
 
 On the command line: `torchldr figures`. Figures need matplotlib: `pip install matplotlib`. A figure raises
-`NothingToDrawError` where what it shows was not run.
+`NothingToDrawError` if its runs are missing.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def draw(name: str, ledger: Ledger, data_dir: DataDir = None) -> Picture:
 
     Raises:
         ValueError: for an unknown name, with the nearest known.
-        NothingToDrawError: where what it shows is missing; the message says what to run.
-        ImportError: where matplotlib is not installed.
+        NothingToDrawError: if its runs are missing; the message says what to run.
+        ImportError: if matplotlib is not installed.
     """
     if name not in FIGURES:
         raise ValueError(unknown("figure", name, FIGURES))
@@ -102,7 +102,7 @@ def draw_all(
     """All figures, or those named, that can be drawn.
 
     Raises:
-        ValueError, ImportError: as `draw`; what is missing is told in the result instead.
+        ValueError, ImportError: as `draw`; the result lists figures whose runs are missing.
     """
     gallery = Gallery([], {})
     for name in FIGURES if names is None else names:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BAND = 2.0  # deviations on either side, as in the paper
 DASHED = (0, (5, 3))
 
-# In which order methods are drawn and listed; others follow.
+# The order in which methods are drawn and listed; others follow.
 ORDER = (
     "dense", "ldr_sd", "ldr_td", "toeplitz_like", "hankel_like", "vandermonde_like", "low_rank", "circulant",
     "fastfood", "pruning", "rhu",

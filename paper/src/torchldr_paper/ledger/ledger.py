@@ -1,9 +1,9 @@
 """The ledger: one line of JSON a finished run, appended and never changed.
 
 What we published ships with the package (`published/*.jsonl`, read only); a user's own runs are appended
-to `ledger.jsonl` in a folder of their choice. Later lines win over earlier ones and the user's over the
-published ones. One process writes at a time; a line that was cut off by a crash, is damaged or is no record
-is reported and skipped.
+to `ledger.jsonl` in a folder of their choice. Later lines win over earlier ones, and the user's over the
+published ones. One process writes at a time. A line that is damaged, is not a record or was cut off by a
+crash is reported and skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WAIT_SECONDS = 60.0
 
 
 def default_results() -> Path:
-    """`results/` of the checkout that this package runs from, or `./results` where it is installed."""
+    """`results/` of the checkout that this package runs from, or `./results` if it is installed."""
     root = Path(__file__).resolve().parents[4]
     inside = root / "paper" / "src" / "torchldr_paper" == Path(__file__).resolve().parents[1]
     if inside and any((root / mark).exists() for mark in ("pyproject.toml", ".git")):
@@ -73,7 +73,7 @@ class Ledger:
         self._read(whole=True)
 
     def _read(self, *, whole: bool) -> None:
-        """Take in what was not read yet; only whole lines where one may be being written."""
+        """Read new lines; only whole ones if another process may be writing."""
         try:
             with self.path.open("rb") as stream:
                 if stream.seek(0, os.SEEK_END) < self._bytes:  # another file has taken its place
@@ -101,12 +101,12 @@ class Ledger:
         return (record for found in self._records.values() for record in found.values())
 
     def find(self, run: Run, source: str | None = None, fingerprint: str | None = None) -> Record | None:
-        """The record of a run, official data before others; None where it was not run.
+        """The record of a run, on official data before others; None if it was not run.
 
         Args:
             run: which.
-            source: "official", "stand-in" or "user", where only that counts.
-            fingerprint: of the data, where only that counts.
+            source: only "official", "stand-in" or "user" data.
+            fingerprint: only data with this fingerprint.
         """
         found = [
             record
@@ -172,9 +172,9 @@ class Ledger:
 
 
 def append_line(stream: IO[bytes], line: bytes) -> bool:
-    """Write all of a line, or take back what was written of it; whether the one before had no end.
+    """Write a whole line or nothing; returns whether the line before was cut off.
 
-    Such a line ends here and stays what it is.
+    A line that was cut off is ended here and stays as it is.
     """
     size, broken = stream.seek(0, os.SEEK_END), False
     if size:

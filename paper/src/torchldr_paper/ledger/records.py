@@ -1,7 +1,6 @@
-"""A line of the ledger: a run, its data, its outcome, and where and with what it was computed.
+"""A line of the ledger: a run, its data, its outcome, and the machine and versions that computed it.
 
-A line ends with a checksum of what stands before it. Lines of version 0.1 have none and are read all the
-same.
+A line ends with a checksum of the text before it. Lines of version 0.1 have none and can still be read.
 """
 
 from __future__ import annotations
@@ -131,9 +130,9 @@ class Record:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any], *, whole: bool = False) -> Self:
-        """The record of a parsed line, alike; what reads it later finds all there and of its kind.
+        """The record of a parsed line, checked, so that later code finds every field and the right types.
 
-        `whole`: its checksum is right, so it is what `to_line` wrote.
+        `whole`: its checksum is right, so it is what `to_line` wrote and is not checked again.
         """
         if line["version"] != VERSION:
             raise ValueError(f"version {line['version']!r} is not known here, only {VERSION}")
@@ -164,7 +163,7 @@ def _no_number(name: str) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called: a GPU's name, or the processor's."""
+    """The name of a device: the GPU's, or the processor's."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU {platform.machine()}, {torch.get_num_threads()} threads"
@@ -198,7 +197,7 @@ _NUMBERS = {int, float}
 
 
 def check_line(line: Mapping[str, Any], replicas: int) -> None:
-    """Raise what is wrong, but not where, when a parsed line is no record of so many replicas."""
+    """Raise an error if a parsed line is not a record of this many replicas; it does not say where."""
     _check_kinds(line, _LINE)
     result = line["result"]
     _check_kinds({"notes": None, **result}, _RESULT)

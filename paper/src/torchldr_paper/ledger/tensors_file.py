@@ -1,7 +1,7 @@
 """Tensors and JSON values in one file, of the safetensors format: it runs no code when it is read.
 
-The file holds a checksum of both, so that damage is noticed. Files of version 0.1 have none and are read
-all the same.
+The file holds a checksum of both, so that damage is noticed. Files of version 0.1 have none and can still
+be read.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def read_tensors(path: str | os.PathLike[str]) -> Contents:
-    """What `write_tensors` wrote, tensors on the CPU; what other programs say of theirs is left out.
+    """What `write_tensors` wrote, tensors on the CPU; metadata of other programs is left out.
 
     Raises:
-        ValueError: where there is no file of this format, or it is damaged.
+        ValueError: if this is not a file of this format, or it is damaged.
     """
     from safetensors import safe_open
 
     try:
         with safe_open(path, "pt") as stored:
             names = stored.keys()  # not a mapping
-            # Copies: what is read would else be the file itself, whatever becomes of it later.
+            # Copies: the tensors would otherwise be a map of the file and change with it.
             tensors = {name: stored.get_tensor(name).clone() for name in names}
             texts: dict[str, str] = dict(stored.metadata() or {})
     except Exception as error:

@@ -33,7 +33,7 @@ _ABOUT = {"run", "image_shape", "outputs"}
 
 
 def weights_path(ledger: Ledger, run: Run) -> Path:
-    """Where the selected network of a run is kept, if it was asked for."""
+    """Where the selected network of a run is kept with `--save-weights`."""
     return ledger.results / FOLDER / f"{run.hash}.safetensors"
 
 
@@ -100,7 +100,7 @@ def load_network(path: str | os.PathLike[str], record: Record | None = None) -> 
         network = build_model(run, shape, outputs, torch.Generator())
         network.load_state_dict(tensors)
     except Exception as error:
-        # What the file says goes through every class: whatever that raises, it is the file's fault.
+        # The file's values reach every class, so any error means a bad file.
         raise ValueError(f"{path}: its weights are not those of the run that it names ({error}).") from error
     return network.eval()
 

@@ -71,9 +71,9 @@ COLUMNS = (
 
 METRICS = {
     "mean": "Test accuracy in percent, the mean over the trials of the chosen learning rate, each at its "
-    "best epoch of validation; ± is over trials, or over seeds where there are several.",
-    "generalization": "Training less test accuracy, in points: less is better.",
-    "perplexity": "Test perplexity at the epoch of the best validation: less is better.",
+    "epoch with the best validation; ± is over trials, or over seeds if there are several.",
+    "generalization": "Training minus test accuracy, in points: less is better.",
+    "perplexity": "Test perplexity at the epoch with the best validation: less is better.",
 }
 HEADLINE = ("rectangles", "shl", "cnn")
 QUICK = "The quick protocol, with fewer epochs, rates, trials and images: not comparable with the paper."
@@ -157,7 +157,7 @@ def _notes(table: Table) -> list[str]:
 
 
 def facts(ledger: Ledger) -> dict[str, str]:
-    """What the ledger holds, in a few numbers; nothing where it is empty."""
+    """What the ledger holds, in a few numbers; nothing if it is empty."""
     records = list(ledger)
     if not records:
         return {}

@@ -6,8 +6,8 @@ standard error s sqrt(1 + 1 / n). A cell is "at or above" where ours is as good 
 where it is worse by less than two standard errors, else "below". A single seed has no deviation: if worse,
 it is "below".
 
-Tables on stand-in data have no cells here: their numbers compare with each other alone. The check counts how
-many pairs of classes come in the paper's order.
+Tables on stand-in data have no cells here, because their numbers can only be compared with each other. For
+these the check counts how many pairs of classes come in the paper's order.
 """
 
 from __future__ import annotations

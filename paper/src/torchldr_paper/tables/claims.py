@@ -1,6 +1,6 @@
 """The paper's headline claims, each true or false on our runs, with the numbers that decide it.
 
-A claim compares means over seeds. On stand-in data it says whether the same holds there, and is called so.
+A claim compares means over seeds. On stand-in data it says whether the same holds there, and is marked.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def flash_rows(table: Table, ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _best(known: list[tuple[Record, Mean]], sizes: int) -> dict[str, Any]:
-    """What the best of the networks that fit has to say."""
+    """The columns of the best network that fits."""
     blank = dict.fromkeys(
         ("rank", "hidden", "bytes", "validation", "test", "deviation", "float", "trained", "lr", "source")
     )

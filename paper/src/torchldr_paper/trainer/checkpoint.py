@@ -1,8 +1,8 @@
-"""Where an interrupted run goes on, and which process trains it now: a file and a lock beside each other.
+"""The checkpoint of an interrupted run, and a lock that says which process trains it now.
 
 A checkpoint is one file a run (see `tensors_file`), replaced whole after an epoch. A claim is a lock, so that
-several processes work on one ledger and none does another's work. The system frees it when its process ends,
-however that ends, so that a run whose process died can be claimed again.
+several processes work on one ledger and none repeats another's work. The system frees it when its process
+ends for any reason, so that a run whose process died can be claimed again.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class CheckpointFile:
         self._identity = {"version": VERSION, "run": key, "data": fingerprint}
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Tensors and state as saved; None where there is nothing, or nothing of use (which is logged)."""
+        """Tensors and state as saved; None if there is no usable checkpoint (a bad one is logged)."""
         if not self.path.is_file():
             return None
         try:
             tensors, about, checksum = read_tensors(self.path)
         except ValueError as error:
-            _log.warning("the checkpoint cannot be used, the run starts anew: %s", error)
+            _log.warning("the checkpoint cannot be used, the run starts over: %s", error)
             return None
         state = about.get("state")
         known = {key: state.get(key) for key in self._identity} if isinstance(state, dict) else None
         if checksum is None or known != self._identity:
-            _log.warning("%s: the checkpoint is of other data or code, the run starts anew", self.path)
+            _log.warning("%s: the checkpoint is of other data or code, the run starts over", self.path)
             return None
         return tensors, about["state"]
 

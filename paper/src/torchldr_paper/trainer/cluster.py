@@ -27,9 +27,9 @@ class Cluster(Backend):
 
     Args:
         address, retries: see `RayExecutor`.
-        cpus, gpus: of each run, also fractions; None GPUs are one where the cluster has any, unless
+        cpus, gpus: of each run; fractions are allowed. `gpus=None` takes one if the cluster has any, unless
             `device` is another.
-        device: "auto" takes a GPU where a run is given one.
+        device: "auto" uses a GPU if the run has one.
         max_in_flight: runs that are handed to Ray at a time; by default twice as many as fit.
 
     Raises:
@@ -127,10 +127,10 @@ def _versions() -> tuple[str, str]:
 
 
 def _check_nodes(ray: Any) -> None:
-    """Whether all nodes have the driver's versions of the package and of torch.
+    """Check that all nodes have the driver's versions of the package and of torch.
 
     Raises:
-        ConnectionError: where one has not, in one line.
+        ConnectionError: if one has not, in one line.
     """
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     ask = ray.remote(_versions)

@@ -1,6 +1,6 @@
 """A training step: on a GPU captured as a CUDA graph once for each size of batch, then replayed.
 
-And how matrices are multiplied there for a while: with TF32 where digits may go, or with wide sums.
+Also contexts for matrix products on a GPU: with TF32 where fewer digits will do, or with wide sums.
 """
 
 from __future__ import annotations

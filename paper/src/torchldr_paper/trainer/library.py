@@ -16,7 +16,7 @@ from .batches import Images
 
 
 class Library:
-    """Datasets, and their images on the device, loaded when asked for; the last of each is kept.
+    """Datasets, and their images on the device, loaded on first use; the last of each is kept.
 
     Args:
         device: where to train, also by name as `choose_device` takes it.
@@ -72,7 +72,7 @@ class Library:
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """A device by name; "auto" is a GPU where there is one.
+    """A device by name; "auto" is a GPU if there is one.
 
     Raises:
         ValueError: for a name that torch does not know, or a GPU that is not there.

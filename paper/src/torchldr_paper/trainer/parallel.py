@@ -1,9 +1,9 @@
 """Where runs are trained: here one after the other, in processes of this machine, or on Ray (`cluster`).
 
-A fleet of small networks leaves most of a GPU idle, and processes share one: side by side where NVIDIA's
-multi-process service runs (`nvidia-cuda-mps-control -d`), else in turns. On an H200 six runs at a time made
-the tables of single hidden layers 1.3 times faster, and each of the runs slower: how many shared the
-device is kept in a run's notes.
+A fleet of small networks leaves most of a GPU idle, so several processes can share it: at the same time if
+NVIDIA's multi-process service runs (`nvidia-cuda-mps-control -d`), else by turns. On an H200 six runs at a
+time made the tables of single hidden layers 1.3 times faster, but each run slower: a run's notes record how
+many shared the device.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Done(NamedTuple):
 
 
 class OutOfTimeError(Exception):
-    """A run was left, with a checkpoint, since the time did not suffice for it."""
+    """A run was left with a checkpoint, because time ran out."""
 
 
 Work = Callable[[Task, Library, Tell], Done]
@@ -103,7 +103,7 @@ class Backend:
 
 
 class Processes(Backend):
-    """Trains so many runs at a time, each in a process of its own. A pool that breaks is started anew."""
+    """Trains several runs at a time, each in a process of its own. A broken pool is restarted."""
 
     def __init__(self, jobs: int) -> None:
         self.width, self.notes = jobs, {"jobs": jobs}
@@ -140,7 +140,7 @@ class Processes(Backend):
 
 
 def reporter(run: Run, update: Update) -> Tell:
-    """What a worker tells of a run, with where it is."""
+    """A worker's report of a run, with the name of its machine."""
     return lambda epoch, total, note: update(run.hash, Event(run.label, platform.node(), epoch, total))
 
 

@@ -30,7 +30,7 @@ class Progress:
     Args:
         runs: how many there are.
         say: takes a line that stays; without it nothing is shown.
-        show: takes a line that is written over; without it, one about what is at work is said now and then.
+        show: takes a status line that is overwritten; without it, `say` gets one now and then.
         pause: seconds between two of those.
     """
 
@@ -95,7 +95,7 @@ def tensorboard_log(folder: Path) -> Log:
     """A log that writes scalars: a folder a run, a tag for each metric, learning rate and trial.
 
     Raises:
-        ImportError: where tensorboard is not installed, with what to install.
+        ImportError: if tensorboard is not installed, with what to install.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

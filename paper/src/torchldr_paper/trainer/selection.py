@@ -46,7 +46,7 @@ class Mean:
 
 
 def select_best(metrics: Mapping[str, Column], replicas: Sequence[Replica]) -> Best | None:
-    """The network with the highest validation accuracy, or None where all had diverged at once."""
+    """The network with the highest validation accuracy, or None if all diverged at once."""
     found = peak(metrics["validation"], range(len(replicas)))
     if found is None:
         return None

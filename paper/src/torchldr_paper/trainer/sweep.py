@@ -1,7 +1,7 @@
-"""Many runs: those that the ledger lacks, resumed where they were interrupted.
+"""Many runs: trains those that are not in the ledger, and resumes interrupted ones.
 
 Several processes may sweep over one ledger: each claims the runs that it trains, see `checkpoint`. Workers
-train and tell; whoever calls `sweep` alone writes.
+train and report; only the caller of `sweep` writes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Report:
         present: runs that the ledger has, also those that another process trained meanwhile.
         absent: why data is not here, by its name.
         left: runs for which the time did not suffice.
-        claimed: runs that another process trains, where they were not waited for.
+        claimed: runs that another process trains, if `wait` is false.
         unsaved: why weights of finished runs could not be written, by the runs' labels.
         failed: why runs could not be trained, by their labels.
     """
@@ -76,8 +76,8 @@ def sweep(
 ) -> Report:
     """Run what the ledger lacks, each appended when it is finished.
 
-    A run that another process trains is left to it and looked at again in the end: by then it is in the
-    ledger, or its process has died and it is trained here.
+    A run that another process trains is left to that process and checked again at the end: by then it is in
+    the ledger, or its process has died and it is trained here.
 
     Args:
         runs: what to run, in this order; repetitions are run once.
@@ -97,12 +97,12 @@ def sweep(
         wait: for other processes; else their runs are reported as claimed.
 
     Returns:
-        What became of each run. A dataset that is not here is reported, not raised; so are runs that fail
-        and weights that cannot be written, for the run's record can.
+        What became of each run. Missing datasets, failed runs and weights that cannot be written are
+        reported, not raised.
 
     Raises:
-        KeyboardInterrupt: when interrupted. What has come is in the ledger and checkpoints stay, so the same
-            call goes on from there.
+        KeyboardInterrupt: when interrupted. Finished runs are in the ledger and checkpoints stay, so the same
+            call continues from there.
     """
     backend = backend or Backend()
     unique = list({run.hash: run for run in runs}.values())
@@ -159,7 +159,7 @@ class _Sweep:
                 run = waiting.popleft()
                 if not self._visit(run):
                     if wait and look == 0.0:
-                        _log.warning("%s: another process trains it, waiting", run.label)
+                        _log.warning("%s: waiting, another process trains it", run.label)
                     others.append(run)
             if self._flying or others:
                 self.backend.poll(self.progress.update)
@@ -167,7 +167,7 @@ class _Sweep:
         self.report.claimed.extend(others)
 
     def take_all(self, seconds: float) -> None:
-        """Keep what has come; where nothing has, wait for it so long."""
+        """Keep finished runs; if there are none, wait this long for one."""
         try:
             while True:
                 self._take(self._arrived.get(timeout=seconds) if seconds else self._arrived.get_nowait())
@@ -176,13 +176,13 @@ class _Sweep:
             return
 
     def release(self) -> None:
-        """Give up the runs that have not come."""
+        """Give up the runs that have not finished."""
         for _, claim, _ in self._flying.values():
             claim.release()
         self._flying.clear()
 
     def _visit(self, run: Run) -> bool:
-        """Begin a run unless it is known or the time is over; False where another process is at it."""
+        """Begin a run unless it is known or time is over; False if another process trains it."""
         report = self.report
         if run.data in report.absent:
             return True
@@ -222,13 +222,13 @@ class _Sweep:
         future.add_done_callback(self._arrived.put)
 
     def _take(self, future: Future[Done]) -> None:
-        """Keep what a run gave, or begin it again where its process died."""
+        """Keep the result of a run, or restart it if its process died."""
         run, claim, tries = self._flying.pop(future)
         try:
             done = future.result()
         except Exception as error:
             if isinstance(error, BrokenExecutor) and tries < self.retries:
-                _log.warning("%s: its process died, it is tried again", run.label)
+                _log.warning("%s: its process died, trying again", run.label)
                 self._launch(run, claim, tries + 1)
                 return
             claim.release()
@@ -276,7 +276,7 @@ class _Sweep:
         try:
             read_network(path, record)
         except ValueError as error:
-            _log.warning("the weights cannot be used, the run starts anew: %s", error)
+            _log.warning("the weights cannot be used, the run starts over: %s", error)
             return False
         return True
 

@@ -161,9 +161,9 @@ def train_run(
     Args:
         run: what to train.
         images: its data, on the device to train on.
-        results: where to keep checkpoints, in `.checkpoints` there; None keeps none. An interrupted
-            run goes on from the last one.
-        tell: called where the run begins or goes on, and after every epoch.
+        results: the folder whose `.checkpoints` keeps checkpoints; None keeps none. An interrupted run
+            continues from the last one.
+        tell: called when the run begins or continues, and after every epoch.
         log: called with every epoch's scores.
         checkpoint_seconds: save after each epoch, but not sooner than this after the last time.
         curves: score training and test images after every epoch; else only the networks with the best
@@ -210,7 +210,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _rounded(row: list[float | None]) -> list[float | None]:
-    """Four digits are the whole of an accuracy; a loss that overflowed is no number for JSON."""
+    """Four digits hold an accuracy exactly; a loss that overflowed cannot be written as JSON."""
     return [round(value, 4) if value is not None and math.isfinite(value) else None for value in row]
 
 

@@ -97,7 +97,7 @@ def check_target(path: Path, force: bool) -> None:
     """Raise if a folder may not or cannot be written."""
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
-        raise NotADirectoryError(f"{parent} is no folder.")
+        raise NotADirectoryError(f"{parent} is not a folder.")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"{parent} may not be written.")
     if path.is_dir() and not any(path.iterdir()):

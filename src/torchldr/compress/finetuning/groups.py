@@ -14,7 +14,7 @@ from ...matrices import StructuredMatrix
 from ...nn import MatrixStack, StructuredLinear
 
 OPERATOR_RATE = 0.1
-"""The share of the learning rate that displacement operators take, where no other is asked for."""
+"""The default learning rate of displacement operators, as a share of `lr`."""
 STEPS = ("adam", "sgd")
 _PROBE, _VECTORS, _DRAWS, _MOST = 1e-3, 4, 8, 100.0
 _LARGE = 1 << 20  # a size that has room for any option; the names do not depend on it

@@ -78,7 +78,7 @@ class Teacher:
         names = replaced_layers(student, teacher) if how.layers else []
         if how.layers and not names:
             raise ValueError(
-                "finetune: found no structured layer of the model that the teacher has a dense one for; give "
+                "finetune: no structured layer of the model has a dense counterpart in the teacher; give "
                 "the model as it was before compress_, or distillation with layers=0."
             )
         self._pairs = [(student.get_submodule(name), teacher.get_submodule(name)) for name in names]

@@ -2,8 +2,8 @@
 
     sum_l (A / t)^l g ((t C)^l h)^T = sum_l A^l g (C^l h)^T
 
-Training drifts along it. Products that make powers of A apart from those of C take it out first, or they
-overflow.
+Training drifts along it. Products that compute powers of A and of C separately remove the scale first;
+otherwise they would overflow.
 """
 
 from __future__ import annotations

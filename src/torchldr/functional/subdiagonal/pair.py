@@ -152,7 +152,7 @@ def _gradient(
 
 
 def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
-    """Vectors alone join the rows."""
+    """Mapped vectors join the rows."""
     *tensors, transposed = arguments
     if all(dim is None for dim in dims[1:]):
         x = tensors[0].movedim(dims[0], 0)

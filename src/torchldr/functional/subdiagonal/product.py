@@ -128,7 +128,7 @@ def _samples() -> Iterator[tuple[Any, ...]]:
 
 
 def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
-    """Vectors alone join the rows; stacked operators have leading axes."""
+    """Mapped vectors join the rows; mapped operators get leading axes."""
     if dims[0] is not None and all(dim is None for dim in dims[1:]):
         x = arguments[0].movedim(dims[0], 0 if arguments[0].ndim == 3 else -3)
         if x.ndim == 3:

@@ -4,8 +4,8 @@ The formula is that of `pair`. Gradients take 4r + 6 transforms more: every step
 (unscaled) is adjoint to F T, so dQ = F T (P_A dy) goes back through the same steps. Those of left_i are sums
 of dQ times the conjugate of F T z_i over all rows, those of right_i likewise; P_A and P_C multiply y and x
 entry by entry, so theirs are sums of dy y and x dx over P. From there on, to the vectors and operators that
-all this was made from, autograd goes on. No row meets another, so one that is not finite, or much larger,
-does not harm the others.
+all this was made from, autograd goes on. Rows do not mix, so one that is not finite, or much larger, does not
+harm the others.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def serves(m: int, n: int, x: Tensor) -> bool:
 def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor | None:
     """sum_i K(A, g_i) K(C, h_i)^T x, (b, n) to (b, n) in the dtype of x; differentiable in every tensor.
 
-    None where the range of both operators, which `guard` explains, is above a limit. That is looked at when
-    all is queued, so a graph that is captured or compiled must come without a limit.
+    None if the range of both operators, which `guard` explains, exceeds the limit. The range is read when
+    everything is queued, so calls under capture or compilation must pass no limit.
     """
     A, C = balanced(A, C)
     P, made = generators(A, C, -1.0, -0.5)
@@ -48,7 +48,7 @@ def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor |
     )
     rows = (
         x if len(x) else torch.nn.functional.pad(x, (0, 0, 0, 1))
-    )  # gradients of nothing are those of a zero row
+    )  # an empty batch has the gradients of a zero row
     y = TRAINED_PAIR(rows, P, made)
     if seen is not None and not float(seen.read()) <= (limit or 0):
         return None
@@ -57,13 +57,13 @@ def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor |
 
 
 def may_look(x: Tensor) -> bool:
-    """Whether values can be looked at now."""
+    """Whether values can be read now."""
     return not (torch.compiler.is_compiling() or is_captured(x.device.type))
 
 
 @kept(64)
 def _divisors(n: int, device: torch.device) -> Tensor:
-    """What generators are divided by, left and right: 1 and D, and the length of the transforms."""
+    """The divisors of the generators, left and right: 1 and D, times the length of the transforms."""
     D = growth(n, torch.float64, device)
     return torch.stack((torch.ones_like(D), D)).unsqueeze(1) * (n // 2)
 
@@ -106,7 +106,7 @@ def _gradient(
 
 
 def _batched(info: Any, dims: Sequence[int | None], apply: Any, arguments: Sequence[Any]) -> Any:
-    """Vectors alone join the rows; stacked operators take the plain form."""
+    """Mapped vectors join the rows; mapped operators take the plain form."""
     if all(dim is None for dim in dims[1:]):
         x = arguments[0].movedim(dims[0], 0)
         return (apply(x.flatten(0, -2), *arguments[1:])[0].unflatten(0, x.shape[:-1]),), (0,)

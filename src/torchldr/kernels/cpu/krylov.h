@@ -4,8 +4,8 @@
  *
  *     l_j = dK_j + A^T l_{j+1},   d lower_p += l_{j+1, p} K_{j, p-1}, and so on for the other two.
  *
- * Loops work on copies that begin a line of the cache, have the neighbour from the other end on either side (entries
- * -1 and m), and go on to whole lanes, where numbers mean nothing and nobody reads them. */
+ * Loops work on copies that begin at a line of the cache, have the neighbour from the other end on either side
+ * (entries -1 and m), and are padded to whole lanes with numbers that nothing reads. */
 
 enum { NAMED(LOWER), NAMED(DIAGONAL), NAMED(UPPER), NAMED(DLOWER), NAMED(DDIAGONAL), NAMED(DUPPER), NAMED(COLUMN),
        NAMED(GIVEN), NAMED(STATE), NAMED(OTHER), NAMED(VECTORS) };

@@ -1,7 +1,7 @@
 """The CPU's kernels: a shared library of C functions, called by ctypes, which releases the GIL.
 
-`setup.py` compiles `*.c` beside this file into `_kernels.so` when the package is built, where there is a C
-compiler. Without it everything works by plain torch, slower.
+`setup.py` compiles `*.c` beside this file into `_kernels.so` when the package is built, if there is a C
+compiler. Without it everything runs in plain torch, more slowly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def why_not() -> str | None:
-    """Why there are no compiled kernels, or None where there are."""
+    """Why compiled kernels are missing, or None if they are there."""
     return _loaded()[1]
 
 
@@ -53,7 +53,7 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def available() -> bool:
-    """Whether there are compiled kernels; the first time that there are none and one is wanted, a warning."""
+    """Whether there are compiled kernels; warns the first time that a missing one is needed."""
     if _loaded()[0] is None:
         _warn()
         return False

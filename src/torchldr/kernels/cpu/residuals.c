@@ -28,7 +28,7 @@ LDR_INLINE void subtract(double *restrict y, double factor, const double *restri
         y[j] -= factor * x[j];
 }
 
-/* The first n numbers of v become those of its product with what has this spectrum, conjugated. */
+/* Multiply v by the polynomial with this spectrum, conjugated, and keep the first n numbers of the product. */
 LDR_INLINE void times(double *v, int64_t n, const double *spectrum, double *scratch, int64_t N, const double *tables)
 {
     double *a = scratch, *spare = a + 2 * N, *c = spare + 2 * N;
@@ -39,7 +39,7 @@ LDR_INLINE void times(double *v, int64_t n, const double *spectrum, double *scra
     copy_f64(c, v, n);
 }
 
-/* Solve for rows of b (p, n) into x; done becomes 1, or 0 as soon as a row will not come to its target.
+/* Solve for rows of b (p, n) into x; done becomes 1, or 0 as soon as a row will miss its target.
  *
  * spectrum, inverse (2N): of T and of the preconditioner's inverse, conjugated, over N. steps: the most of a row.
  * scratch: 6 N + 2 n (steps + 1) + steps (steps + 2) numbers. */
@@ -57,7 +57,7 @@ LDR_API LDR_CLONES void ldr_conjugate_residuals_f64(const double *b, const doubl
         double start = sqrt(dot(r, r, n)), left = start;
         int64_t step = 0;
         while (!(left <= target[row])) {
-            /* Not a number, out of steps, or a row that would not come to its target as it went on until now. */
+            /* Not a number, out of steps, or a row that would miss its target at its rate so far. */
             int hopeless = step > 0 && step % 8 == 0 &&
                            !(log(start / left) * steps >= log(start / target[row]) * step);
             if (step == steps || left != left || hopeless) {

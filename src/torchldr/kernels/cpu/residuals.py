@@ -14,11 +14,11 @@ _solve = Kernel("ldr_conjugate_residuals", "pppppppp" + "iiii")
 def conjugate_residuals(
     b: Tensor, target: Tensor, spectrum: Tensor, inverse: Tensor, steps: int
 ) -> Tensor | None:
-    """Solve T x = b for rows of b (p, n); None as soon as a row will not come to its target in so many steps.
+    """Solve T x = b for rows of b (p, n); None as soon as a row will miss its target within these steps.
 
     Args:
         b: right-hand sides, shape (p, n), float64.
-        target: the length of the residual that will do, shape (p,).
+        target: the length of the residual to reach, shape (p,).
         spectrum, inverse: of T and of the preconditioner's inverse, conjugated, over N >= n, (2N,); real
             parts first.
         steps: the most of a row.

@@ -14,7 +14,7 @@
  * where the last row follows from the first (a_m is the corner). What f and q have of dH' is a matter of r n numbers;
  * so is A's corner where it is 0. For G and H alone, D_ij - f q_{j+m} D_{i, j+m} and H take the place of D and H'.
  *
- * What cancels in all of that is a path that goes around once. Where it is heavy, scan_general.h has no such path.
+ * Only paths that go around once cancel in all of that. Where they are large, scan_general.h has no such paths.
  *
  * A band is some diagonals j - i, so that bands have nothing to do with each other within a pass.
  */

@@ -1,4 +1,4 @@
-"""Memory of the CPU's kernels that is no tensor: tables of the FFT, and scratch that threads use again.
+"""Memory of the CPU's kernels outside of tensors: tables of the FFT, and scratch that threads reuse.
 
 Neither depends on a mode of torch that may be on when it is first needed.
 """
@@ -57,7 +57,7 @@ _scratch = _Scratch()
 
 
 def scratch(count: int, dtype: torch.dtype) -> int:
-    """The address of room for so many numbers; this thread's next call gives it away again."""
+    """The address of scratch space for this many numbers, valid until this thread's next call."""
     size = count * dtype.itemsize
     if size > _scratch.size:
         _scratch.held = (ctypes.c_char * (size + _LINE))()

@@ -1,4 +1,4 @@
-"""As many threads as torch uses, for kernels that release the GIL: torch's own, where they can be had.
+"""As many threads as torch uses, for kernels that release the GIL: torch's own, if they are available.
 
 Threads of torch's OpenMP wait actively for some milliseconds after each of its products, and others would
 share the cores with them. So where torch's library has GNU's interface of OpenMP (on Linux), its team runs
@@ -69,7 +69,7 @@ def in_parts(count: int, work: int, call: Callable[[int, int], object]) -> None:
         for other in others:
             other.result()
         return
-    shared, errors = iter(parts), list[BaseException]()  # a team may be smaller than was asked for
+    shared, errors = iter(parts), list[BaseException]()  # a team may be smaller than requested
     parallel(_Body(lambda _: _work(shared, call, errors)), None, threads, 0)
     if errors:
         raise errors[0]
@@ -94,7 +94,7 @@ def joined(parts: dict[int, Tensor], rows: int, shape: Sequence[int], like: Tens
         shape: of the result: the stack, then what one matrix has.
         like: gives the dtype.
 
-    In the order of the rows, so that sums do not depend on the clock.
+    In the order of the rows, so that sums do not depend on timing.
     """
     if len(parts) == 1:
         return next(iter(parts.values()))

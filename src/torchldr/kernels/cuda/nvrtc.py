@@ -94,7 +94,7 @@ class Kernels:
             self._queue(index, arguments)
 
     def _queue(self, index: int, arguments: Sequence[Any]) -> None:
-        if index not in _thread.devices:  # a thread may be new to what another has compiled
+        if index not in _thread.devices:  # another thread may have compiled it
             _enter(index)
         ready = self._ready.get(index)
         if ready is None:
@@ -161,6 +161,6 @@ def _enter(device: int) -> None:
 
 @cache
 def compiled(source: str, name: str, device: int) -> Any:
-    """The kernel, on the current device, which `device` is the number of."""
+    """The kernel on the current device, whose number is `device`."""
     _enter(device)
     return torch.cuda._compile_kernel(source, name)

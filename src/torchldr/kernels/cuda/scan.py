@@ -400,7 +400,7 @@ extern "C" __global__ void totals(ARGUMENTS) {
 
 
 class Form(NamedTuple):
-    """What the recurrences are asked for; kernels are compiled for each."""
+    """A variant of the recurrences; kernels are compiled for each."""
 
     square: bool = False
     shifts: bool = False  # the operators are shifts with corners 1 or -1

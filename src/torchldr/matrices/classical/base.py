@@ -1,4 +1,4 @@
-"""What a matrix of a classical family is: a linear map that knows its displacement operators."""
+"""Matrices of the classical families: linear maps that know their displacement operators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClassicalMatrix(LinearMap):
 
     @property
     def displacement_rank_bound(self) -> int:
-        """What the rank of `displacement()` cannot exceed, whatever the entries."""
+        """A bound on the rank of `displacement()`, whatever the entries."""
         rows, columns = self._cross()
         return len(rows) + len(columns)
 

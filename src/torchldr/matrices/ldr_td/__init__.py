@@ -38,8 +38,8 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     Options:
         normalize: divide A and C by their largest absolute row sum where it exceeds 1. Powers of A
-            otherwise grow like its spectral radius, and run in float64 where float32 would lose them:
-            take it for layers of thousands of features, or when a superdiagonal grows past some tenths.
+            otherwise grow like its spectral radius, and run in float64 where float32 would lose them.
+            Use it for layers of thousands of features, or when a superdiagonal grows past some tenths.
 
     Reference: Thomas, Gu, Dao, Rudra, Ré, "Learning Compressed Transforms with Low Displacement Rank",
     2018.
@@ -136,7 +136,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
         return operator_report(self, spectrum=spectrum)
 
     def _balanced(self) -> tuple[tridiagonal.Operator, tridiagonal.Operator]:
-        """`both_operators` without a scale that A has and C takes back."""
+        """`both_operators` without a scale in A that C cancels."""
         A, C = tridiagonal.balanced(self._ring("A"), self._ring("C"))
         return (*A, self.tensors["G"]), (*C, self.tensors["H"])
 

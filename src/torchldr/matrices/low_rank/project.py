@@ -20,7 +20,7 @@ def project(problem: Problem, rank: int) -> Tensors:
     """M = U U^T W with U the first left singular vectors of W R^T: optimal, and R need not be invertible."""
     U, _, _ = torch.linalg.svd(problem.target, full_matrices=False)
     U = U[:, :rank]
-    if U.shape[1] < rank:  # fewer activations than the rank asked for: the rest has nothing to add
+    if U.shape[1] < rank:  # fewer activations than the rank: further terms would be zero
         U = pad(U, (0, rank - U.shape[1]))
     return {"G": U.mT, "H": U.mT @ problem.W}
 

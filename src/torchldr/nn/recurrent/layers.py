@@ -41,8 +41,8 @@ class StructuredLSTM(StructuredRecurrent):
         product: "dense" makes dense matrices once a call, "fast" multiplies by each class's own product,
             "auto" makes them where they are not too large.
 
-    Dense weights are made once a call, by fast products, and torch's own recurrence runs on them; where
-    matrices are large the input products of all steps are fast products, done before the recurrence.
+    With dense weights torch's own recurrence runs on them. With fast products the input products of all
+    steps are computed before the recurrence.
 
     Examples:
         >>> lstm = StructuredLSTM(128, 128, structure="ldr_sd", rank=1)

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pack_sequence
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, freeze, testing
 from torchldr.compress import materialize_
+from torchldr.nn.freeze import thawed
 from torchldr.nn.pointwise import StructuredPointwise
 
 CLASSES = list(torchldr.structures().values())
@@ -347,6 +349,45 @@ def test_hooks_and_dense_layers(name, product):
     assert len(seen) == 2
     dense = materialize_(freeze(model))
     torch.testing.assert_close(dense(x), model(x))
+
+
+# What exporters build on.
+
+KEPT = [*KINDS, ("low_rank", "fast"), ("circulant", "fast"), ("block_circulant", "fast")]
+SMALL = {
+    **{" ".join(kind): (partial(layer_of, *kind), (3, 24)) for kind in KEPT},
+    "channels": (partial(StructuredChannels, 2, 3, 8, dtype=torch.float64), (5, 2, 8)),
+    "gru": (partial(StructuredGRU, 3, 4, dtype=torch.float64), (5, 2, 3)),
+}
+every_small = pytest.mark.parametrize(("make", "shape"), SMALL.values(), ids=SMALL)
+
+
+def result(model: nn.Module, x: Tensor) -> Tensor:
+    return y[0] if isinstance(y := model(x), tuple) else y
+
+
+@every_small
+def test_generators_are_exported_while_they_give_the_numbers(make, shape):
+    """Of a frozen module whose weights, or whose bias alone, were changed, the module itself is exported."""
+    first, second, x = make(), make(), rows(*shape)
+    served = freeze(first)
+    assert isinstance(thawed(served), type(first))
+    served.load_state_dict(freeze(second).state_dict())
+    torch.testing.assert_close(result(thawed(served), x), result(second, x))
+    served = freeze(first)
+    with torch.no_grad():
+        next(t for name, t in served.state_dict().items() if "bias" in name).add_(1)
+    torch.testing.assert_close(result(thawed(served), x), result(served, x))
+
+
+@every_small
+def test_exports_after_a_conversion(make, shape):
+    """Generators in fewer digits would give other numbers."""
+    served, x = freeze(make().float()), rows(*shape)
+    wide = copy.deepcopy(served).double()
+    torch.testing.assert_close(result(thawed(wide), x), result(wide, x), rtol=1e-5, atol=1e-5)
+    narrow = copy.deepcopy(served).bfloat16()
+    assert torch.equal(result(thawed(narrow), x.bfloat16()), result(narrow, x.bfloat16()))
 
 
 # The choice, and what is said of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -161,18 +162,36 @@ def thawed(model: nn.Module) -> nn.Module:
         return model
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(model, memo)
-    replace_modules(
-        copied, {memo[id(module)]: memo.get(id(source), source) for module, source in made.items()}
-    )
-    return memo[id(made[model])] if model in made else copied
+    replacements = {memo[id(module)]: memo[id(source)].to(_first(module)) for module, source in made.items()}
+    replace_modules(copied, replacements)
+    return replacements.get(copied, copied)
+
+
+def _first(module: nn.Module) -> Tensor:
+    return next(itertools.chain(module.parameters(), module.buffers()))
 
 
 @torch.no_grad()
-def _is_unchanged(module: nn.Module, source: Any) -> bool:
-    if not isinstance(module, nn.Linear):
-        return True
-    dense = source.to(module.weight).weight
-    return type(module.weight) is nn.Parameter and torch.allclose(dense, module.weight)
+def _is_unchanged(module: nn.Module, source: Layer) -> bool:
+    """Whether a frozen module has the numbers that its generators give, and these in no narrower dtype."""
+    dtype = _first(module).dtype
+    if torch.promote_types(dtype, _first(source).dtype) != dtype:
+        return False
+    if not all(type(p) is nn.Parameter for p in module.parameters()):  # quantised by another package
+        return False
+    now, then = module.state_dict(), _made_again(module, source).state_dict()
+    return now.keys() == then.keys() and all(_is_close(now[name].to(t), t) for name, t in then.items())
+
+
+def _made_again(module: nn.Module, source: Layer) -> nn.Module:
+    if isinstance(source, StructuredRecurrent):
+        return source.to_torch()
+    dense = isinstance(module, nn.Linear | FrozenChannels)
+    return _dense(source) if dense else _fast(source, source.matrix())
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-6 * float(b.abs().max()), equal_nan=True)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:

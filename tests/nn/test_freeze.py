@@ -459,3 +459,6 @@ def test_errors_for_inputs(name, product):
     served = freeze(layer_of(name, product))
     with pytest.raises((ValueError, RuntimeError), match=r"24|shapes"):
         served(rows(3, 23))
+    for dtype in (torch.float32, torch.int64, torch.complex128):
+        with pytest.raises((TypeError, RuntimeError), match=r"dtype|real floating"):
+            served(rows(3, 24).to(dtype))

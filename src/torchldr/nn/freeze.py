@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core import rules
 from ..core.checks import check_flags, check_model
 from ..core.choice import Products
-from ..core.products import check_size, run_product
+from ..core.products import check_like, check_size, run_product
 from ..functional.prepared import Prepared
 from ..matrices import StructuredMatrix
 from ..timing import minimum_seconds
@@ -69,8 +69,10 @@ class FrozenLinear(nn.Module):
         )  # its dtype is the layer's
 
     def forward(self, x: Tensor) -> Tensor:
+        like = cast(Tensor, self._like)
         check_size("FrozenLinear", x, self.in_features, "in_features")
-        return run_product(self.product, x, cast(Tensor, self._like).dtype, self.bias)
+        check_like("FrozenLinear", x, like)
+        return run_product(self.product, x, like.dtype, self.bias)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None

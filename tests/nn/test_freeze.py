@@ -435,6 +435,30 @@ def test_an_example_says_how_many_rows():
     }
 
 
+class Named(nn.Module):
+    """Calls its layers with the names of torch's arguments."""
+
+    def __init__(self, product: str) -> None:
+        super().__init__()
+        self.layer = layer_of("circulant", product)
+        self.channels = StructuredChannels(2, 2, 9, dtype=torch.float64, structure="low_rank")
+        self.channels.product = product
+        self.pointwise = StructuredPointwise(layer_of("low_rank", product, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.channels(input=self.layer(input=x).unflatten(-1, (2, 9))).unsqueeze(-1)
+        return self.pointwise(input=images)
+
+
+@every_product
+def test_layers_called_with_named_arguments(product):
+    model, x = Named(product), rows(5, 24)
+    y = model(x)
+    for served in (freeze(model), freeze(model, x), freeze(model, x, measure=True)):
+        torch.testing.assert_close(served(x), y)
+    assert "for 5 rows" in freeze(Named("auto"), x).report[0].why
+
+
 def test_measuring_takes_the_faster():
     model, x = model_of("low_rank", "auto"), rows(3, 24)
     served = freeze(model, x, measure=True)

@@ -33,7 +33,7 @@ def check_size(who: str, x: Tensor, features: int, what: str) -> None:
 
 
 def check_like(who: str, t: Tensor, like: Any, what: str = "input", than: str = "weights") -> None:
-    """Real floating point, on the device and in the dtype of something else, or in one that autocast casts."""
+    """Real floating point, on the device and in the dtype of something else, or one that autocast casts."""
     if not t.is_floating_point():
         raise TypeError(f"{who}: the {what} must be real floating point, got {t.dtype}.")
     if t.device != like.device:

@@ -68,11 +68,11 @@ class FrozenLinear(nn.Module):
             "_like", like.detach().new_empty(0), persistent=False
         )  # its dtype is the layer's
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         like = cast(Tensor, self._like)
-        check_size("FrozenLinear", x, self.in_features, "in_features")
-        check_like("FrozenLinear", x, like)
-        return run_product(self.product, x, like.dtype, self.bias)
+        check_size("FrozenLinear", input, self.in_features, "in_features")
+        check_like("FrozenLinear", input, like)
+        return run_product(self.product, input, like.dtype, self.bias)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None
@@ -90,12 +90,13 @@ class FrozenChannels(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.block = plain_linear(layer.weight, None, learned=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         axes = 1 + len(self.features)
         wanted = (self.in_channels, *self.features)
-        if x.shape[-axes:] != wanted:
-            raise ValueError(f"FrozenChannels: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
-        y = self.block(x.flatten(-axes)).unflatten(-1, (self.out_channels, math.prod(self.out_features)))
+        if input.shape[-axes:] != wanted:
+            came = tuple(input.shape)
+            raise ValueError(f"FrozenChannels: the last axes must be {wanted}, got shape {came}.")
+        y = self.block(input.flatten(-axes)).unflatten(-1, (self.out_channels, math.prod(self.out_features)))
         y = y if self.bias is None else y + self.bias.to(y.dtype).unsqueeze(-1)
         return y.unflatten(-1, self.out_features)
 
@@ -217,12 +218,12 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> Inputs:
     """The arguments that reach each structured layer when the model is called."""
     found: Inputs = {}
 
-    def keep(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        found[layer] = given
+    def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found[layer] = (*given, *named.values())
 
     with ExitStack() as hooks, evaluating(model):
         for _, layer in _layers(model):
-            hooks.enter_context(layer.register_forward_pre_hook(keep))
+            hooks.enter_context(layer.register_forward_pre_hook(keep, with_kwargs=True))
         model(*arguments)
     return found
 

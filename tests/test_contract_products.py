@@ -196,7 +196,7 @@ def test_exported(cls, product):
     for f in (1.0, 4.0) if cls in OPERATORS else (1.0,):
         M = member(cls, 64, 64, "near one" if cls in OPERATORS else None, f)
         layer = layer_of(M, product).eval()
-        shapes = {"x": {0: torch.export.Dim("batch")}}
+        shapes = {"input": {0: torch.export.Dim("batch")}}
         assert_values(M, torch.export.export(layer, (vectors(M)[0],), dynamic_shapes=shapes).module())
 
 

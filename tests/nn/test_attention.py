@@ -105,6 +105,15 @@ def test_attention_is_torchs_with_projected_weights(options, need_weights):
     assert type(attention) is nn.MultiheadAttention
 
 
+def test_an_empty_batch_with_a_mask_for_each_head():
+    """torch's module takes one where it returns the weights."""
+    dense, x, mask = nn.MultiheadAttention(8, 2), torch.zeros(3, 0, 8), torch.zeros(0, 3, 3)
+    model = nn.ModuleDict({"a": dense})
+    torchldr.compress_(model, LOW, min_features=8)
+    for a, b in zip(model["a"](x, x, x, attn_mask=mask), dense(x, x, x, attn_mask=mask), strict=True):
+        assert a.shape == b.shape
+
+
 def test_only_some_parts_of_an_attention():
     model = nn.ModuleDict({"a": nn.MultiheadAttention(32, 4)})
     dense, x = model["a"], torch.randn(5, 2, 32)

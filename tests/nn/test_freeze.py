@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pack_sequence
 import torchldr
 from torchldr import StructuredChannels, StructuredGRU, StructuredLinear, StructuredLSTM, freeze, testing
 from torchldr.compress import materialize_
+from torchldr.nn.freeze import thawed
 from torchldr.nn.pointwise import StructuredPointwise
 
 CLASSES = list(torchldr.structures().values())
@@ -349,6 +351,45 @@ def test_hooks_and_dense_layers(name, product):
     torch.testing.assert_close(dense(x), model(x))
 
 
+# What exporters build on.
+
+KEPT = [*KINDS, ("low_rank", "fast"), ("circulant", "fast"), ("block_circulant", "fast")]
+SMALL = {
+    **{" ".join(kind): (partial(layer_of, *kind), (3, 24)) for kind in KEPT},
+    "channels": (partial(StructuredChannels, 2, 3, 8, dtype=torch.float64), (5, 2, 8)),
+    "gru": (partial(StructuredGRU, 3, 4, dtype=torch.float64), (5, 2, 3)),
+}
+every_small = pytest.mark.parametrize(("make", "shape"), SMALL.values(), ids=SMALL)
+
+
+def result(model: nn.Module, x: Tensor) -> Tensor:
+    return y[0] if isinstance(y := model(x), tuple) else y
+
+
+@every_small
+def test_generators_are_exported_while_they_give_the_numbers(make, shape):
+    """Of a frozen module whose weights, or whose bias alone, were changed, the module itself is exported."""
+    first, second, x = make(), make(), rows(*shape)
+    served = freeze(first)
+    assert isinstance(thawed(served), type(first))
+    served.load_state_dict(freeze(second).state_dict())
+    torch.testing.assert_close(result(thawed(served), x), result(second, x))
+    served = freeze(first)
+    with torch.no_grad():
+        next(t for name, t in served.state_dict().items() if "bias" in name).add_(1)
+    torch.testing.assert_close(result(thawed(served), x), result(served, x))
+
+
+@every_small
+def test_exports_after_a_conversion(make, shape):
+    """Generators in fewer digits would give other numbers."""
+    served, x = freeze(make().float()), rows(*shape)
+    wide = copy.deepcopy(served).double()
+    torch.testing.assert_close(result(thawed(wide), x), result(wide, x), rtol=1e-5, atol=1e-5)
+    narrow = copy.deepcopy(served).bfloat16()
+    assert torch.equal(result(thawed(narrow), x.bfloat16()), result(narrow, x.bfloat16()))
+
+
 # The choice, and what is said of it.
 
 
@@ -394,6 +435,30 @@ def test_an_example_says_how_many_rows():
     }
 
 
+class Named(nn.Module):
+    """Calls its layers with the names of torch's arguments."""
+
+    def __init__(self, product: str) -> None:
+        super().__init__()
+        self.layer = layer_of("circulant", product)
+        self.channels = StructuredChannels(2, 2, 9, dtype=torch.float64, structure="low_rank")
+        self.channels.product = product
+        self.pointwise = StructuredPointwise(layer_of("low_rank", product, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.channels(input=self.layer(input=x).unflatten(-1, (2, 9))).unsqueeze(-1)
+        return self.pointwise(input=images)
+
+
+@every_product
+def test_layers_called_with_named_arguments(product):
+    model, x = Named(product), rows(5, 24)
+    y = model(x)
+    for served in (freeze(model), freeze(model, x), freeze(model, x, measure=True)):
+        torch.testing.assert_close(served(x), y)
+    assert "for 5 rows" in freeze(Named("auto"), x).report[0].why
+
+
 def test_measuring_takes_the_faster():
     model, x = model_of("low_rank", "auto"), rows(3, 24)
     served = freeze(model, x, measure=True)
@@ -418,3 +483,6 @@ def test_errors_for_inputs(name, product):
     served = freeze(layer_of(name, product))
     with pytest.raises((ValueError, RuntimeError), match=r"24|shapes"):
         served(rows(3, 23))
+    for dtype in (torch.float32, torch.int64, torch.complex128):
+        with pytest.raises((TypeError, RuntimeError), match=r"dtype|real floating"):
+            served(rows(3, 24).to(dtype))

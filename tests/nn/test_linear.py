@@ -208,8 +208,9 @@ def test_calls_of_all_kinds_one_after_the_other(cls, product):
         inputs = x.clone().requires_grad_()
         (dx,) = torch.autograd.grad(layer(inputs).sum(), inputs)
         assert torch.allclose(dx.double(), W.sum(0).expand_as(dx), atol=1e-5)
-        with pytest.raises(TypeError, match="the input has dtype"):
-            layer(x.double())
+        for autocast in (False, True):  # which leaves float64 alone
+            with torch.autocast("cpu", enabled=autocast), pytest.raises(TypeError, match="input has dtype"):
+                layer(x.double())
         with pytest.raises(ValueError, match="the last axis must have"):
             layer(x[:, 1:])
         check(layer.double()(x.double()), torch.float64)

@@ -33,14 +33,14 @@ def check_size(who: str, x: Tensor, features: int, what: str) -> None:
 
 
 def check_like(who: str, t: Tensor, like: Any, what: str = "input", than: str = "weights") -> None:
-    """Real floating point, on the device and in the dtype of something else."""
+    """Real floating point, on the device and in the dtype of something else, or one that autocast casts."""
     if not t.is_floating_point():
         raise TypeError(f"{who}: the {what} must be real floating point, got {t.dtype}.")
     if t.device != like.device:
         raise ValueError(
             f"{who}: the {what} is on {t.device}, the {than} on {like.device}; move one of them."
         )
-    if t.dtype != like.dtype and not autocasts(t.device.type):
+    if t.dtype != like.dtype and (t.dtype == torch.float64 or not autocasts(t.device.type)):
         raise TypeError(
             f"{who}: the {what} has dtype {t.dtype}, the {than} {like.dtype}; convert one of them."
         )

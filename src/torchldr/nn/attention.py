@@ -99,7 +99,7 @@ class StructuredAttention(nn.Module):
                     f"StructuredAttention: attn_mask must have shape {wanted[0]} or {wanted[1]}, "
                     f"got {tuple(mask.shape)}."
                 )
-            mask = mask.unflatten(0, (batch, -1)) if mask.ndim == 3 else mask.expand(1, 1, -1, -1)
+            mask = mask.unflatten(0, (batch, self.num_heads)) if mask.ndim == 3 else mask.expand(1, 1, -1, -1)
         if key_padding_mask is not None:
             if key_padding_mask.shape != (batch, keys):
                 raise ValueError(

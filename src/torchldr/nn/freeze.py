@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ..core import rules
 from ..core.checks import check_flags, check_model
 from ..core.choice import Products
-from ..core.products import check_size, run_product
+from ..core.products import check_like, check_size, run_product
 from ..functional.prepared import Prepared
 from ..matrices import StructuredMatrix
 from ..timing import minimum_seconds
@@ -67,9 +68,11 @@ class FrozenLinear(nn.Module):
             "_like", like.detach().new_empty(0), persistent=False
         )  # its dtype is the layer's
 
-    def forward(self, x: Tensor) -> Tensor:
-        check_size("FrozenLinear", x, self.in_features, "in_features")
-        return run_product(self.product, x, cast(Tensor, self._like).dtype, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        like = cast(Tensor, self._like)
+        check_size("FrozenLinear", input, self.in_features, "in_features")
+        check_like("FrozenLinear", input, like)
+        return run_product(self.product, input, like.dtype, self.bias)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None
@@ -87,12 +90,13 @@ class FrozenChannels(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.block = plain_linear(layer.weight, None, learned=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         axes = 1 + len(self.features)
         wanted = (self.in_channels, *self.features)
-        if x.shape[-axes:] != wanted:
-            raise ValueError(f"FrozenChannels: the last axes must be {wanted}, got shape {tuple(x.shape)}.")
-        y = self.block(x.flatten(-axes)).unflatten(-1, (self.out_channels, math.prod(self.out_features)))
+        if input.shape[-axes:] != wanted:
+            came = tuple(input.shape)
+            raise ValueError(f"FrozenChannels: the last axes must be {wanted}, got shape {came}.")
+        y = self.block(input.flatten(-axes)).unflatten(-1, (self.out_channels, math.prod(self.out_features)))
         y = y if self.bias is None else y + self.bias.to(y.dtype).unsqueeze(-1)
         return y.unflatten(-1, self.out_features)
 
@@ -161,18 +165,36 @@ def thawed(model: nn.Module) -> nn.Module:
         return model
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(model, memo)
-    replace_modules(
-        copied, {memo[id(module)]: memo.get(id(source), source) for module, source in made.items()}
-    )
-    return memo[id(made[model])] if model in made else copied
+    replacements = {memo[id(module)]: memo[id(source)].to(_first(module)) for module, source in made.items()}
+    replace_modules(copied, replacements)
+    return replacements.get(copied, copied)
+
+
+def _first(module: nn.Module) -> Tensor:
+    return next(itertools.chain(module.parameters(), module.buffers()))
 
 
 @torch.no_grad()
-def _is_unchanged(module: nn.Module, source: Any) -> bool:
-    if not isinstance(module, nn.Linear):
-        return True
-    dense = source.to(module.weight).weight
-    return type(module.weight) is nn.Parameter and torch.allclose(dense, module.weight)
+def _is_unchanged(module: nn.Module, source: Layer) -> bool:
+    """Whether a frozen module has the numbers that its generators give, and these in no narrower dtype."""
+    dtype = _first(module).dtype
+    if torch.promote_types(dtype, _first(source).dtype) != dtype:
+        return False
+    if not all(type(p) is nn.Parameter for p in module.parameters()):  # quantised by another package
+        return False
+    now, then = module.state_dict(), _made_again(module, source).state_dict()
+    return now.keys() == then.keys() and all(_is_close(now[name].to(t), t) for name, t in then.items())
+
+
+def _made_again(module: nn.Module, source: Layer) -> nn.Module:
+    if isinstance(source, StructuredRecurrent):
+        return source.to_torch()
+    dense = isinstance(module, nn.Linear | FrozenChannels)
+    return _dense(source) if dense else _fast(source, source.matrix())
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-6 * float(b.abs().max()), equal_nan=True)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
@@ -196,12 +218,12 @@ def _inputs(model: nn.Module, arguments: tuple[Any, ...]) -> Inputs:
     """The arguments that reach each structured layer when the model is called."""
     found: Inputs = {}
 
-    def keep(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        found[layer] = given
+    def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found[layer] = (*given, *named.values())
 
     with ExitStack() as hooks, evaluating(model):
         for _, layer in _layers(model):
-            hooks.enter_context(layer.register_forward_pre_hook(keep))
+            hooks.enter_context(layer.register_forward_pre_hook(keep, with_kwargs=True))
         model(*arguments)
     return found
 

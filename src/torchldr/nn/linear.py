@@ -105,12 +105,12 @@ class StructuredLinear(ComputedWeight, StructuredParameters):
         if self.__dict__.pop("weight", None) is None:
             raise AttributeError("StructuredLinear: there is no weight to delete.")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         matrix = self.matrix()
-        if isinstance(x, Tensor) and (x.is_nested or x.layout is not torch.strided):
-            return linear(x, matrix.materialize(), self.bias)  # torch knows no other products of these
-        check_input(matrix, x, self.in_features, "in_features", "StructuredLinear")
-        return matrix.multiply(x, product=self.product, bias=self.bias)
+        if isinstance(input, Tensor) and (input.is_nested or input.layout is not torch.strided):
+            return linear(input, matrix.materialize(), self.bias)  # torch knows no other products of these
+        check_input(matrix, input, self.in_features, "in_features", "StructuredLinear")
+        return matrix.multiply(input, product=self.product, bias=self.bias)
 
     def products(self, x: Tensor | int = 1) -> Products:
         """The cost of both products for these inputs, or this many rows, the choice and the reason.

@@ -48,11 +48,11 @@ class StructuredPointwise(ComputedWeight):
         bias: Any = self.linear.bias  # not among the parameters where it is computed
         return bias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         down, right = self.stride
-        pixels = x[..., ::down, ::right].movedim(-3, -1)
+        pixels = input[..., ::down, ::right].movedim(-3, -1)
         # nn.Conv2d's result can be viewed as (batch, -1), and models do so.
-        return in_format_of(self.linear(pixels).movedim(-1, -3), x)
+        return in_format_of(self.linear(pixels).movedim(-1, -3), input)
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}"

@@ -95,7 +95,7 @@ def check_export(cls: Class, **options: Any) -> None:
     """torch.export with a batch that may change, in training and in inference."""
     for training in (True, False):
         layer = layer_of(cls, 40, 70, **options).train(training)
-        shapes = {"x": {0: torch.export.Dim("batch")}}
+        shapes = {"input": {0: torch.export.Dim("batch")}}
         program = torch.export.export(layer, (_vectors(3, 40),), dynamic_shapes=shapes)
         for size in (2, 7):
             x = _vectors(size, 40)

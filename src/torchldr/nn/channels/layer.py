@@ -145,9 +145,9 @@ class StructuredChannels(ComputedWeight, Multiplying):
             x = x.numel() // (self.in_channels * math.prod(self.features))
         return self._wide().products(x) if self.grid is None else self.grid.matrix().products(as_int(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        x = owned(x)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        x = owned(input)
         lead, axes = x.shape[: x.ndim - 1 - len(self.features)], len(self.features)
         flat = x.flatten(-axes) if axes > 1 else x
         y = self._multiply(flat.reshape(-1, self.in_channels, flat.shape[-1]))

@@ -25,6 +25,7 @@ from .cells import LOW_RANK_START, Cell, Table, paper_run
 BUDGETS = tuple(kilobytes << 10 for kilobytes in (16, 32, 64, 128, 256))
 OUTPUTS = 10
 METHODS = ("rhu", "low_rank", "pruning", "block_circulant", "toeplitz_like", "ldr_sd", "ldr_td")
+OTHERS = METHODS[:3]  # what structured layers are compared with
 RANKED = ("low_rank", "toeplitz_like", "ldr_sd", "ldr_td")
 LARGEST_RANK = {"ldr_td": 8}  # its training takes time in proportion to the rank
 NARROW = BUDGETS[1]  # up to here half the hidden units are tried too

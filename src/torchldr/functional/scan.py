@@ -80,11 +80,6 @@ def serves(*tensors: Tensor) -> bool:
     return all(map(kind.__eq__, map(_kind, others)))
 
 
-def goes_back(t: Tensor, graded: bool) -> bool:
-    """Whether the kernels make gradients where they `serve`: always."""
-    return True
-
-
 def stein_scan(of: Operators, G: Tensor, H: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The matrices sum_{t < m} A^t G^T H (C^t)^T of stacked layers.
 

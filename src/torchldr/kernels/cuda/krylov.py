@@ -37,7 +37,6 @@ MOST, BYTES = 1 << 30, 64  # entries of Krylov matrices that are held at most, a
 VECTORS = 65535  # of a launch: the second axis of a grid
 LEAP = 128  # steps of a group
 GROUPED = 128  # chunks: more are chained in groups
-_ENTRY, _LEAP = 8e-12, 5e-6  # seconds of an entry and of a leap on an H200
 
 _BANDS = r"""
 typedef long long i64;
@@ -343,11 +342,6 @@ def source(dtype: torch.dtype, m: int, steps: int | None = None) -> str:
     return head + _BANDS + (_CHAIN if m <= IN_REGISTERS else "") + _COLUMNS
 
 
-def entries(r: int, m: int, n: int) -> int:
-    """Of the Krylov matrices of two operators."""
-    return r * (m + n) * min(m, n)
-
-
 def _chain_threads(m: int) -> int:
     return -(-m // (32 * PER)) * 32
 
@@ -396,12 +390,6 @@ def most() -> int:
         return MOST
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     return int(min(MOST, device.total_memory // BYTES))
-
-
-def seconds(r: int, m: int, n: int) -> float:
-    """What the Krylov matrices of two operators take in float32, by a simple model."""
-    leaps = min(m, n) / chunk_length(torch.float32, max(m, n)) if max(m, n) > IN_REGISTERS else 0
-    return entries(r, m, n) * _ENTRY + leaps * _LEAP
 
 
 def krylov_columns(rings: Tensor, k: int) -> Tensor:

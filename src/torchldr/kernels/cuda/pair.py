@@ -23,10 +23,6 @@ _EACH = 8  # places of a thread, where there are threads enough
 _WAVES = 2048  # threads that a multiprocessor holds
 _LONG = 4096  # places whose transform takes as long as the launch of a kernel
 
-# Seconds on an H200: of one transform, and each place of it; of each pass over a place where all
-# multiprocessors are busy; and how much longer a transform of the gradients takes, with their sums.
-_ALONE, _PLACE, _BUSY, _SUMMED = 1.2e-6, 0.7e-9, 1.28e-12, 1.6
-
 SOURCE = r"""
 struct __align__(8) Z { float re, im; };
 __device__ __forceinline__ Z times(Z a, Z b) {
@@ -331,16 +327,6 @@ def _gradient_kernel(form: Form, blocks: int) -> nvrtc.Kernels:
 def _worth_parting(h: int, ranks: int) -> bool:
     """Whether the transforms that parts save take longer than the second kernel that they cost."""
     return ranks > 2 or h >= _LONG
-
-
-def seconds(h: int, ranks: int, rows: float, *, trained: bool = False) -> float:
-    """What the kernels take for rows of h complex numbers, by a simple model; with gradients if `trained`."""
-    transforms = 2.0 * ranks + 2
-    after_each_other = 4 if _worth_parting(h, ranks) else transforms
-    if trained:
-        after_each_other += 4 * ranks + 2
-        transforms += _SUMMED * (4 * ranks + 2)
-    return after_each_other * (_ALONE + h * _PLACE) + rows * transforms * h * (len(radices(h)) + 1) * _BUSY
 
 
 @cache

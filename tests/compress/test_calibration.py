@@ -259,7 +259,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(stage, frozen):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        torchldr.compress_(model, 0.5, loader=[spread(20)] * 5, progress=interrupt, structures=["low_rank"])
+        torchldr.compress_(model, 0.5, loader=[spread(120)] * 5, progress=interrupt, structures=["low_rank"])
     assert same(model, before, numbers)
     assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
 

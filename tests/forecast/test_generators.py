@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchldr.algebra import displacement_rank
 from torchldr.forecast import solvers
 from torchldr.forecast.fitting import matrix_of, measured_error, rank_bound
-from torchldr.forecast.generators import displacement
+from torchldr.forecast.generators import dense_displacement, displacement
 from torchldr.forecast.moments import CENTERS, moments
 from torchldr.matrices.toeplitz_like import corner_sign
 from torchldr.operators import Shift
@@ -26,11 +26,13 @@ SOLVERS = {
 
 def fitted(z, past, horizon, center, ridge, solver):
     of, shift = moments(z[None], past, horizon, center), torch.tensor([ridge], dtype=torch.float64)
+    if solver == "none":
+        return dense_displacement(of, shift, rank_bound(of))
     return displacement(of, shift, SOLVERS[solver](of, shift))
 
 
 @pytest.mark.parametrize("center", CENTERS)
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", [*SOLVERS, "none"])
 @pytest.mark.parametrize(("past", "horizon"), [(36, 12), (24, 48), (31, 31), (32, 24)])
 def test_the_generators_give_the_dense_ridge(past, horizon, solver, center):
     z = series(2, 500)
@@ -47,11 +49,12 @@ def test_the_generators_give_the_dense_ridge(past, horizon, solver, center):
     horizon=st.integers(1, 24),
     channels=st.integers(1, 3),
     center=st.sampled_from(CENTERS),
+    solver=st.sampled_from(["cholesky", "none"]),
 )
-def test_all_sizes(past, horizon, channels, center):
+def test_all_sizes(past, horizon, channels, center, solver):
     z = series(channels, 200)
     W = ridge_reference(z, past, horizon, center, 0.1)
-    found = fitted(z, past, horizon, center, 0.1, "cholesky")
+    found = fitted(z, past, horizon, center, 0.1, solver)
     assert (matrix_of(found.left, found.right).to_dense()[0] - W).norm() < 1e-9 * max(1.0, float(W.norm()))
 
 

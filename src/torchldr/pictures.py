@@ -94,7 +94,7 @@ class Picture:
         title: one line.
         caption: what it shows and how to read it.
         figure: the figure itself.
-        datasets, models: what it is about; empty where it is about none.
+        datasets, models: those that it shows; may be empty.
         vector: whether it is lines and text, better kept as SVG; otherwise it is pixels.
     """
 
@@ -117,7 +117,7 @@ class Picture:
         return stream.getvalue()
 
     def save(self, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
-        """Write it to a folder, made where it is missing: the paths of the files."""
+        """Write it to a folder, which is made if it is missing; returns the paths of the files."""
         encoded = {folder / f"{self.name}.{format}": self.encode(format) for format in formats}
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in encoded.items():

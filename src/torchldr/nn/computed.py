@@ -8,7 +8,7 @@ from torch import nn
 class ComputedWeight(nn.Module):
     """A layer with a computed `weight`: assigning or pruning it raises an error that says what to do instead.
 
-    If the structure has a parameter of this name, as the dense class does, it stays a parameter.
+    If the structure has a parameter of this name, as the dense class has, it stays a parameter.
     """
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:

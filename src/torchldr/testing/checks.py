@@ -119,7 +119,7 @@ def forced(M: StructuredMatrix) -> tuple[str, ...]:
 def check_values(M: StructuredMatrix, batch: Sequence[int] = (3,), seed: int = 0) -> None:
     """Both products, and the transposed ones, against `to_dense` in float64.
 
-    The vectors lie in memory one after the other, and once more with other numbers between theirs.
+    The vectors are contiguous in memory, and once more strided.
     """
     g = torch.Generator().manual_seed(seed)
     W, size = M.double().to_dense(), M.double().magnitude()

@@ -61,11 +61,11 @@ class Kernels:
     """Kernels of one source that run one after the other, all with the same arguments.
 
     Args:
-        source: what they are compiled from.
-        launches: of each the name of the `extern "C" __global__` function, the blocks along each axis, and
-            the threads of a block.
+        source: the CUDA source.
+        launches: for each kernel the name of its `extern "C" __global__` function, the blocks along each
+            axis, and the threads of a block.
         shared: bytes of shared memory that the kernels do not declare themselves.
-        moves: what is added to the first arguments after each kernel, bytes to pointers.
+        moves: numbers that are added to the first arguments after each kernel, bytes for pointers.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Kernels:
 
         Args:
             device: where; a compiled kernel belongs to one device.
-            arguments: tensors, contiguous and on the device, and whole numbers; 0 for a pointer to nothing.
+            arguments: contiguous tensors on the device, and ints; 0 is a null pointer.
         """
         current = cuda_device()
         index = current if device.index is None else device.index
@@ -135,7 +135,7 @@ def launch(
     times: int = 1,
     moves: tuple[int, ...] = (),
 ) -> None:
-    """Queue one kernel so many times; the arguments are those of `Kernels`."""
+    """Queue one kernel this many times; the arguments are those of `Kernels`."""
     _kernel(source, name, grid, threads, shared, times, moves).queue(device, arguments)
 
 

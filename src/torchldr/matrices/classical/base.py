@@ -19,8 +19,8 @@ from ...core.rules import family, rule
 class ClassicalMatrix(LinearMap):
     """A matrix given by a few vectors, of low displacement rank by its form alone.
 
-    Unlike the structured classes it is no layer's weight: it may be complex, it promotes the dtype of its
-    input, and its operators are those of the paper's proposition on expressiveness. Products with vectors
+    Unlike a structured class it cannot be the weight of a layer: it may be complex, it promotes the dtype of
+    its input, and its operators are those of the paper's proposition on expressiveness. Products with vectors
     are differentiable in its vectors and in the input.
     """
 

@@ -104,8 +104,8 @@ class ConvolutionMatrix(ClassicalMatrix):
 
     Attributes:
         weight: the filters, (cout, cin / groups, *kernel).
-        offset: what the layer adds, its bias for every pixel, (cout h' w'), or None: it is no part of the
-            matrix, and the layer computes `M.matmul(x) + M.offset`.
+        offset: the bias of the layer for every pixel, (cout h' w'), or None. It is not part of the matrix:
+            the layer computes `M.matmul(x) + M.offset`.
         in_size, out_size: of a channel, such as (32, 32).
     """
 

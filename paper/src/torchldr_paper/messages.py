@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
-
-from torchldr.core.registry import near
 
 
 def unknown(what: str, name: Any, known: Iterable[str]) -> str:
@@ -14,4 +13,7 @@ def unknown(what: str, name: Any, known: Iterable[str]) -> str:
     >>> unknown("table", "rectangels", ["rectangles", "shl"])
     "unknown table 'rectangels'. Did you mean 'rectangles'? Known: rectangles, shl."
     """
-    return f"unknown {what} {name!r}.{near(name, [*known], ' ')}."
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}.{hint} Known: {', '.join(names)}."

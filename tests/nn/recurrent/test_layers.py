@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils._pytree import tree_map
 
 import torchldr
 from torchldr import StructuredGRU, StructuredLSTM, testing
@@ -254,6 +255,30 @@ def test_autocast(ours, theirs, product):
         output.sum().backward()
     assert (output - want).abs().max() < 20 * torch.finfo(torch.bfloat16).eps
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@every_layer
+@pytest.mark.parametrize("product", ["auto", "dense", "fast"])
+@pytest.mark.parametrize("arguments", [{"bidirectional": True}, {"batch_first": True, "num_layers": 2}])
+def test_vmap(ours, theirs, product, arguments):
+    """Over inputs and over parameters, also of gradients; torch's layers raise an error."""
+    layer = ours(5, 4, structure="ldr_sd", which="both", dtype=torch.float64, **arguments)
+    layer.product = product
+    inputs = torch.randn(3, 6, 2, 5, dtype=torch.float64)
+    scales = (0.9, 1, 1.1)
+    stacked = {name: torch.stack([p.detach() * s for s in scales]) for name, p in layer.named_parameters()}
+
+    def call(parameters, x):
+        return parts(torch.func.functional_call(layer, parameters, x))
+
+    def gradient(parameters, x):
+        return torch.func.grad(lambda p: sum(t.sin().sum() for t in call(p, x)))(parameters)
+
+    for function in (call, gradient):
+        got = torch.vmap(function)(stacked, inputs)
+        for i, x in enumerate(inputs):
+            want = function({name: t[i] for name, t in stacked.items()}, x)
+            torch.testing.assert_close(tree_map(lambda t, i=i: t[i], got), want)
 
 
 @every_layer

@@ -16,6 +16,7 @@ from ...core.checks import check_choices, check_flags, checked_int
 from ...core.owned import owned
 from ...functional.recurrence import Product, State, run_steps, sequence
 from ...matrices import StructuredMatrix, get_structure
+from ...torch_private import has_transforms
 from ..channels.stack import MatrixStack
 from ..parameters import INITS, Multiplying, describe
 from ..tensors import let_prune
@@ -173,9 +174,11 @@ class StructuredRecurrent(Multiplying):
 
     def _run(self, given: Given, state: State) -> tuple[Tensor, State]:
         dense = {name: self._takes_dense(name) for name in self._stacks()}
-        if all(dense.values()) and not torch.compiler.is_compiling():
+        if not all(dense.values()) or has_transforms():  # vmap does not support torch's function
+            return self._run_steps(given, state, dense)
+        if not torch.compiler.is_compiling():
             return self._run_fused(given, state)
-        if all(dense.values()) and given.batch_sizes is None and not self.proj_size:
+        if given.batch_sizes is None and not self.proj_size:
             return self._run_layers(given, state, self._run_sequence(given))
         return self._run_steps(given, state, dense)
 

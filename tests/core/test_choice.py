@@ -42,3 +42,11 @@ def test_frozen_transforms_pay_on_a_gpu_without_tensor_cores_alone():
         assert pays(use)
         assert not pays(use._replace(tf32=True))
         assert not pays(use._replace(rank=64))
+
+
+def test_sizes_that_pad_to_the_same_transforms_cost_the_same():
+    """The C kernels of LDR-SD transform a power of two of numbers: 600 columns take as long as 1,024."""
+    costs = [torchldr.get_structure("ldr_sd").multiply_adds(n, n, 4) for n in (512, 600, 784, 1024, 1025)]
+    assert costs[0] < 0.6 * costs[1]
+    assert costs[1] < costs[2] < costs[3] < 1.05 * costs[1]
+    assert costs[4] > 2 * costs[3]

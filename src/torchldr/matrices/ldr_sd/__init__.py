@@ -81,7 +81,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     @classmethod
     def multiply_adds(cls, out_features: int, in_features: int, rank: int, **options: Any) -> float:
         m, n = out_features, in_features
-        return (2 * rank + 2) * fft_multiply_adds(m + n) + 2 * rank * (m + n)
+        length = 1 << (m + n - 2).bit_length()  # C pads to a power of two from m + n - 1 on
+        return (2 * rank + 2) * fft_multiply_adds(length) + 2 * rank * (m + n)
 
     def factors(self) -> list[tuple[Tensor, ...]]:
         k, rate = min(self.shape), rate_reference([self.subdiagonal_A], [self.subdiagonal_C])

@@ -223,7 +223,7 @@ def test_absent_data_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ({"hidden": 7}, "hidden and embedding must be equal"),
         ({"lrs": (1.0, 2.0)}, "one positive rate"),
-        ({"precision": "fp8"}, "unknown precision 'fp8'. Known: bf16, full"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'. Known: full, bf16"),
         ({"dropout": 1.0}, "dropout must lie in"),
         ({"trials": 2}, "momentum, trials and validation"),
         ({"bptt": 0}, "bptt must be at least 1"),

@@ -129,3 +129,32 @@ def test_vmap_over_a_part_of_a_large_operator(mapped):
     dims = tuple(0 if i == mapped else None for i in range(8))
     got = torch.vmap(lambda *t: product(*t, x), dims)(*inputs)
     assert (got[0] - right).abs().max() <= 1e-6 * right.abs().max()
+
+
+@every_form
+@pytest.mark.parametrize("stack", [(2,), (2, 1)])
+def test_stacks_are_each_of_their_matrices(form, stack):
+    """Also where powers grow, and where matrices share their vectors; to the bound of a single matrix."""
+    sides = [[growing(640, seed + i) for i in range(2)] for seed in (0, 50)]
+    inputs = [
+        torch.stack(pair).reshape(*stack, *pair[0].shape)
+        for side in sides
+        for pair in zip(*side, strict=True)
+    ]
+    inputs = [t.requires_grad_() for t in (*inputs, torch.randn(*[1] * len(stack), 3, 640))]
+    got = product(*inputs).flatten(0, len(stack) - 1)
+    direction = torch.randn_like(got)
+    found = torch.autograd.grad(got, inputs, direction)
+    shared = torch.zeros(3, 640, dtype=torch.float64)
+    for i in range(2):
+        alone = [
+            t.detach().double().requires_grad_()
+            for t in (*sides[0][i], *sides[1][i], inputs[-1].reshape(3, 640))
+        ]
+        want = product(*alone)
+        right = torch.autograd.grad(want, alone, direction[i].double())
+        shared += right[-1]
+        parts = [t.flatten(0, len(stack) - 1)[i] for t in found[:-1]]
+        for a, b in zip((got[i], *parts), (want, *right[:-1]), strict=True):
+            assert (a - b).abs().max() <= 2e-4 * b.abs().max()
+    assert (found[-1].reshape(3, 640) - shared).abs().max() <= 2e-4 * shared.abs().max()

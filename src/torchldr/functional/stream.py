@@ -28,15 +28,17 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
     """sum_i K_k(A, g_i) K_k(C, h_i)^T x.
 
     Args:
-        A, C: lower, diagonal, upper and start vectors, (m,) thrice and (r, m) for A, likewise n for C.
-        x: vectors, shape (b, n).
+        A, C: lower, diagonal, upper (..., m) and start vectors (..., r, m) of A; of C with n for m.
+        x: vectors, shape (..., b, n); axes in front broadcast.
 
     Returns:
-        Shape (b, m), in the dtype of `x` (float32 or float64). Differentiable.
+        Shape (..., b, m), in the dtype of `x` (float32 or float64). Differentiable.
     """
-    (r, m), n = A[3].shape, C[3].shape[-1]
+    (*stack, r, m), n = A[3].shape, C[3].shape[-1]
     k = min(m, n)
     if r * k * (m + n) > HELD:
+        if stack:
+            return torch.vmap(product)(A, C, x.expand(stack[0], *x.shape[1:]))
         return STREAM(x, *A, *C)
     if torch.compiler.is_compiling() or not tridiagonal.lost(x, k):
         return _by_matrices(*_matrices(A, C, k), x)
@@ -53,7 +55,7 @@ def _matrices(A: Side, C: Side, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_matrices(K_A: Tensor, K_C: Tensor, x: Tensor) -> Tensor:
-    return (x @ K_C.flatten(0, 1).mT) @ K_A.flatten(0, 1)
+    return (x @ K_C.flatten(-3, -2).mT) @ K_A.flatten(-3, -2)
 
 
 def _double(side: Side) -> Side:

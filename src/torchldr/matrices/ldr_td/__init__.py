@@ -47,7 +47,7 @@ class LDRTridiagonal(StructuredMatrix, name="ldr_td"):
 
     look = "#D55E00", "D"
 
-    at_once = ("_materialize",)
+    at_once = "_matmul", "_rmatmul", "_materialize"
     retired: ClassVar[Mapping[str, Sequence[Any]]] = {"product": ("auto", "stencil", "port")}
     stored: ClassVar[Mapping[str, Storage]] = {
         f"{part}_{side}": how for side in "AC" for part, how in _STORED.items()

@@ -53,7 +53,7 @@ class BlockCirculant(StructuredMatrix, name="block_circulant"):
     at_once = ("_materialize",)
 
     cpu_frozen = 3.15
-    cpu_training = 3.5, 128.0, 3e6
+    cpu_training = 3.5, 128.0, 1e7
     gpu_frozen = 3.0, 2.5e9
     gpu_training = 3.0, 5e9
     projection_work = 0

@@ -36,7 +36,7 @@ class Fastfood(StructuredMatrix, name="fastfood"):
     look = "#888888", "*"
 
     cpu_frozen = 45.0
-    cpu_training = 32.0, 16.0, 5e5
+    cpu_training = 24.0, 16.0, 5e5
     gpu_frozen = 140.0, 5e9
     gpu_training = 50.0, 1.5e9
     projection_work = 4

@@ -213,7 +213,11 @@ def arena(interpreter: runtime.Interpreter) -> int:
         interpreter.print_allocations()
         os.dup2(before, 2)
         file.seek(0)
-        return int(re.search(r"total (\d+) bytes", file.read())[1])  # type: ignore[index]
+        text = file.read()
+    found = re.search(r"total (\d+) bytes", text)
+    if found is None:
+        raise RuntimeError(f"TFLite Micro named no total: {text[:200]!r}")
+    return int(found[1])
 
 
 def by_cmsis(layers: list[Layer], x: np.ndarray, y: np.ndarray) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torchldr.kernels.cuda import krylov as cuda_krylov
 from torchldr.kernels.cuda import scan as scan_kernels
 
 BOTH = False, True
+NAMES = "pair", "join", "gradients", "dots"
 FORMS = [
     scan_kernels.Form(
         square, shifts, product=product, back=not product, graded=graded, given=given, dense=dense
@@ -25,7 +26,7 @@ FORMS = [
 FORMS += [scan_kernels.Form(straight=True, back=back) for back in BOTH]
 SOURCES = {
     "contract": cuda._CONTRACT,
-    **{f"pairs {n}": pair.source(pair.Form(n // 2)) for n in (2, 60, 1024, 16384, 32768)},
+    **{f"pairs {n}": pair.source(n // 2, torch.bfloat16, NAMES) for n in (2, 60, 1024, 16384, 32768)},
     "halves": halves.SOURCE,
     **{f"krylov {m}": cuda_krylov.source(torch.float32, m) for m in (100, 1024, 4096, 8192)},
     **{f"leaps {m}": cuda_krylov.source(torch.float64, m, cuda_krylov.LEAP) for m in (100, 4096)},

@@ -39,7 +39,8 @@ def frozen(A: Side, C: Side, *, reversed: bool = False) -> Prepared | None:
 
 
 def _by_pair(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, reversed: bool) -> Tensor:
-    y = pair.product(x.to(scalings.dtype), scalings, left, right).to(x.dtype)
+    rows = x if pair.reads(x, scalings) else x.to(scalings.dtype)
+    y = pair.product(rows, scalings, left, right).to(x.dtype)
     return y.flip(-1) if reversed else y
 
 

@@ -45,7 +45,7 @@ def fits_a_block(n: int, device: torch.device) -> bool:
     """Whether a GPU's kernels take rows of n numbers."""
     if n % 2 or not is_fast_length(n) or unavailable() is not None:
         return False
-    return by_cuda.shared_bytes(n // 2) <= by_cuda.shared_most(device)
+    return by_cuda.fits(n // 2, device)
 
 
 @torch.no_grad()
@@ -64,8 +64,16 @@ def prepare(A: Side, C: Side) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def product(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """The product with prepared constants, in the dtype of all: (b, n) to (b, n). Differentiable."""
+    """The product with prepared constants: (b, n) to (b, n). Differentiable.
+
+    All are of one dtype, or as `reads` says.
+    """
     return PAIR(x, scalings, left, right, False)
+
+
+def reads(x: Tensor, scalings: Tensor) -> bool:
+    """Whether a GPU's kernels take these rows as they are."""
+    return x.is_cuda and x.dtype in by_cuda.READ and scalings.dtype == torch.float32
 
 
 def analyse(v: Tensor) -> Tensor:
@@ -110,35 +118,42 @@ def _plain(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed:
     left, right = joined(left), joined(right)
     z = synthesise(analyse(x * enter).unsqueeze(-2) * right.conj())
     Q = (analyse(z[..., :-1, :] * between) * left[:-1]).sum(-2) + analyse(x * beside) * left[-1]
-    return leave * synthesise(Q) + aside * z[..., -1, :]
+    return (leave * synthesise(Q) + aside * z[..., -1, :]).to(x.dtype)
 
 
 def _kernel(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
     if not x.is_cuda:
         return by_c.product(scalings, left, right, x.contiguous(), transposed=transposed)
-    parts, left, right = _exchanged(scalings, left, right, transposed)
-    n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
-    turn, root = twist(n, torch.float32, x.device, 1), roots(n, x.device)
-    constants = by_cuda.Constants(*[*parts, turn, joined(right), joined(left), root])
-    if len(x):
-        by_cuda.multiply(constants, x.contiguous(), None, y, False)
-    return y
+    (_, beside, _, _, aside), left, right = _exchanged(scalings, left, right, transposed)
+    if not len(x):
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return by_cuda.multiply(constants(beside, aside, joined(left), joined(right)), x.contiguous())
+
+
+def constants(beside: Tensor, aside: Tensor, left: Tensor, right: Tensor) -> by_cuda.Constants:
+    """M as the kernels take it, from spectra over n / 2 in their own order."""
+    h, device = left.shape[-1], left.device
+    left, right = torch.stack((left, right))[..., order(h, device)]
+    return by_cuda.Constants(beside, aside, _tables(h, device), right, left)
 
 
 @kept(64)
-def roots(n: int, device: torch.device) -> Tensor:
-    """e^{-2 pi i j / h} for j < h = n / 2."""
-    angle = torch.arange(n // 2, dtype=torch.float64, device=device) * (-4 * torch.pi / n)
-    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
+def order(h: int, device: torch.device) -> Tensor:
+    return by_cuda.order(h, device)
+
+
+@kept(64)
+def _tables(h: int, device: torch.device) -> Tensor:
+    return by_cuda.tables(h, device)
 
 
 def _serves(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed: bool) -> bool:
     n = x.shape[-1]
-    if x.ndim != 2 or any(t.dtype is not x.dtype for t in (scalings, left, right)):
+    if x.ndim != 2 or any(t.dtype is not scalings.dtype for t in (left, right)):
         return False
     if x.is_cuda:
-        return x.dtype == torch.float32 and fits_a_block(n, x.device)
-    return library.serves(x) and n >= SMALLEST and n & (n - 1) == 0
+        return reads(x, scalings) and fits_a_block(n, x.device)
+    return x.dtype is scalings.dtype and library.serves(x) and n >= SMALLEST and n & (n - 1) == 0
 
 
 def _gradient(

@@ -22,10 +22,9 @@ from ..constants import kept
 from ..fft import conjugate
 from ..later import Later
 from ..operator import Operator
-from ..ring import twist
 from .generators import generators
 from .guard import Side, balanced, ranges
-from .pair import analyse, fits_a_block, growth, roots, synthesise
+from .pair import analyse, constants, fits_a_block, growth, order, synthesise
 
 
 def serves(m: int, n: int, x: Tensor) -> bool:
@@ -70,10 +69,9 @@ def _divisors(n: int, device: torch.device) -> Tensor:
 
 def _constants(P: Tensor, made: Tensor) -> by_cuda.Constants:
     n, device = P.shape[-1], P.device
-    D, turn = growth(n, torch.float32, device), twist(n, torch.float32, device, 1)
     left, right = analyse(made / _divisors(n, device)).to(torch.complex64)
     P_A, P_C = P.float()
-    return by_cuda.Constants(P_C * D, P_C, 1 / D, P_A, P_A / D, turn, right, left, roots(n, device))
+    return constants(P_C, P_A / growth(n, torch.float32, device), left, right)
 
 
 def _plain(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
@@ -88,9 +86,7 @@ def _plain(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
 
 def _kernel(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
     x = x.contiguous().resolve_neg()
-    y = torch.empty_like(x)
-    by_cuda.multiply(_constants(P, made), x, None, y, False)
-    return y
+    return by_cuda.multiply(_constants(P, made), x)
 
 
 def _gradient(
@@ -100,8 +96,10 @@ def _gradient(
     (y,) = saved
     rows = (t.contiguous().resolve_neg() for t in (x, y, dy))
     x, y, dy = rows
-    found = by_cuda.gradients(_constants(P, made), x, y if wanted[1] else None, dy)
-    dmade = synthesise(found.spectra.to(torch.complex128)) / _divisors(P.shape[-1], P.device)
+    found, n = by_cuda.gradients(_constants(P, made), x, y if wanted[1] else None, dy), P.shape[-1]
+    spectra = torch.empty_like(found.spectra, dtype=torch.complex128)
+    spectra[..., order(n // 2, P.device)] = found.spectra.to(torch.complex128)
+    dmade = synthesise(spectra) / _divisors(n, P.device)
     return [found.x, None if found.products is None else found.products / P, dmade]
 
 

@@ -109,9 +109,13 @@ class Kronecker(StructuredMatrix, name="kronecker"):
 
 def _product(x: Tensor, A: Tensor, B: Tensor, size: int) -> Tensor:
     """sum_k A_k X B_k^T for every row x of X's entries: (..., batch, n) to (..., batch, m)."""
-    (r, b, d), c = B.shape[-3:], A.shape[-1]
+    (r, b, d), (a, c) = B.shape[-3:], A.shape[-2:]
     rows = cut(x, c, d).flatten(-3, -2) @ B.flatten(-3, -2).mT  # (..., batch c, r b)
-    z = rows.unflatten(-2, (x.shape[-2], c)).unflatten(-1, (r, b))
+    z = rows.reshape(*rows.shape[:-2], x.shape[-2], c, r, b)
     z = z.transpose(-3, -2).flatten(-3, -2)  # (..., batch, r c, b)
-    y = A.movedim(-3, -2).flatten(-2).unsqueeze(-3) @ z  # (..., batch, a, b)
-    return joined(y, size)
+    A = A.movedim(-3, -2).flatten(-2).unsqueeze(-3)
+    if not z.is_cuda and a * r * c <= (a + r * c) * b:
+        # A product for each row: for a single one torch would transpose z and y. A's gradient, before its sum
+        # over rows, is no larger than z and y here.
+        A = A.expand(*z.shape[:-2], -1, -1)
+    return joined(A @ z, size)  # (..., batch, a, b) to (..., batch, m)

@@ -150,6 +150,10 @@ class Contract(LinearMap):
     def _rmatmul(self, y: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def _reads(self, x: Tensor) -> bool:
+        """Whether the class's own product takes these rows, and gives theirs, in the dtype that they have."""
+        return self.own_dtype and (x.is_cuda or self.dtype.itemsize >= 4)
+
     def _materialize(self) -> Tensor:
         """The dense matrix by a fast product; differentiable."""
         return self._matmul(torch.eye(self.in_features, dtype=self.dtype, device=self.device)).mT

@@ -129,10 +129,10 @@ class Multiplies(Contract):
         if self.leading:
             y = stacks.multiply(self, x, transposed=transposed)
             return y if bias is None else y + bias
-        in_own = self.own_dtype and (x.is_cuda or self.dtype.itemsize >= 4)
-        M = self if in_own else self.promoted()
+        as_it_is = self._reads(x)
+        M = self if as_it_is else self.promoted()
         product = M._rmatmul if transposed else M._matmul
-        if not in_own:
+        if not as_it_is:
             return run_product(product, owned(x), self.dtype, bias)
         rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         y = product(rows.to(self.dtype) if self.dtype == torch.float64 else rows)

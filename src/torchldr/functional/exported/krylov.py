@@ -103,7 +103,7 @@ def _in_a_ring(kind: str, A: Side, C: Side, dtype: torch.dtype) -> FormulaProduc
     is a scaled Z_{-1} too.
     """
     n = A[2].shape[-1]
-    scales, made = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
+    scales, made, _ = (t.detach().cpu().numpy() for t in generators(A, C, -1.0, -0.5))
     (P_A, P_C), (left, right) = scales, made
     D = 2.0 ** (np.arange(n) / n)
     transform = transforms.make_exact(kind, n, n, n, dtype)

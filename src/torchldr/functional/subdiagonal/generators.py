@@ -21,8 +21,6 @@ nearly half at high rank. All of this is computed in float64.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -31,58 +29,47 @@ from ..fft import conjugate, fast_length
 from .guard import Side
 
 
-def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor]:
-    """P of both operators, (2, n), and left and right, (2, r + 1, n), of a square M with respect to Z_a, Z_b:
+def generators(A: Side, C: Side, a: float, b: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A square M with respect to Z_a and Z_b, without the common scale of A and C, as `guard` removes it:
 
     M = D_A (sum_{i < r} K(Z_a, left_i) K(Z_b, right_i)^T + K(Z_a, left_r) + K(Z_b, right_r)^T) D_C.
 
-    In float64. Differentiable, where no entry of a subdiagonal is 0.
+    Returns:
+        D_A and D_C, (2, n); left and right, (2, r + 1, n); f and e. In float64, and differentiable where no
+        entry of a subdiagonal is 0.
     """
     s, corner, V = map(torch.stack, zip(A, C, strict=True))
-    of = _scaled(s, corner.flatten(), V)
-    return of.P, _made(of, a, b)
+    s, corner = s.double(), corner.flatten().double()
+    sizes = s.abs().log2()
+    with torch.no_grad():
+        scale = sizes.mean(-1, keepdim=True)
+        scale = (scale.flip(0) - scale) / 2
+        signs = s.sign().cumprod(-1)
+    # By logarithms: the derivative of torch's cumprod makes a GPU wait.
+    P = pad((sizes + scale).cumsum(-1).exp2() * signs, (1, 0), value=1.0)
+    corners = corner * scale.exp2().squeeze(-1) * P[:, -1]
+    f, e = corners
+    return P, _made(V / P.unsqueeze(1), f, e, a, b), corners
 
 
-class _Scaled(NamedTuple):
-    """Both operators between their scalings, in float64, and what the last column and row of M' are made of.
+def generators_of_shifts(G: Tensor, H: Tensor, f: float, a: float, b: float) -> tuple[Tensor, Tensor]:
+    """Those of sum_i K(Z_f, g_i) K(Z_{-f}, h_i)^T: ones, and left and right."""
+    v = torch.stack((G, H)).double()
+    return torch.ones_like(v[:, 0]), _made(v, f, -f, a, b)
 
-    Powers of a shift bring every entry to the last place, so the last column is sum_i K(Z_f, g_i) h_i^-, h^-
-    from the last entry to the first. Row and column have the correlations of g and h, of all lags.
+
+def _made(v: Tensor, f: Tensor | float, e: Tensor | float, a: float, b: float) -> Tensor:
+    """Left and right, (2, r + 1, n), from g and h, (2, r, n), and both corners.
+
+    Powers of a shift bring every entry to the last place. So the last column of M' is the sum of
+    K(Z_f, g_i) h_i^-, h^- from the last entry to the first: row and column have the correlations of g and h,
+    of all lags.
     """
-
-    P: Tensor  # (2, n)
-    v: Tensor  # (2, r, n): g and h
-    corners: Tensor  # (2,): f and e
-    spectra: Tensor  # of v, (2, r, ..)
-    last: Tensor  # the correlation of lag 0, (1,)
-    after: Tensor  # of lags 1 to n - 1
-    before: Tensor  # of lags 1 - n to -1
-
-
-def _scaled(s: Tensor, corner: Tensor, V: Tensor) -> _Scaled:
-    n, length = V.shape[-1], _length(V)
-    P = _products(s.double())
-    v = V / P.unsqueeze(1)
+    n, length, factor = v.shape[-1], fast_length(2 * v.shape[-1] - 1), 1 / (1 - a * b)
     spectra = torch.fft.rfft(v, length)
     t = torch.fft.irfft((spectra[0] * conjugate(spectra[1])).sum(0), length)
-    return _Scaled(P, v, corner * P[:, -1], spectra, t[:1], t[1:n], t[length - n + 1 :])
-
-
-def _products(s: Tensor) -> Tensor:
-    """1, s_1, s_1 s_2, .. by logarithms: the derivative of torch's cumprod makes a GPU wait."""
-    sizes = s.abs().log().cumsum(-1).exp() * s.detach().sign().cumprod(-1)
-    return pad(sizes, (1, 0), value=1.0)
-
-
-def _length(V: Tensor) -> int:
-    """Of transforms that hold correlations of all lags."""
-    return fast_length(2 * V.shape[-1] - 1)
-
-
-def _made(of: _Scaled, a: float, b: float) -> Tensor:
-    """Left and right, (2, r + 1, n)."""
-    (f, e), factor = of.corners, 1 / (1 - a * b)
-    q = torch.cat((a * of.last, torch.addcmul(of.before, f, of.after))) * ((e - b) * factor)
-    p = torch.cat((e * of.last, torch.addcmul(of.after, e, of.before).flip(0))) * ((f - a) * factor)
-    left = torch.cat((of.v[0] * ((1 - f * e) * factor), q.unsqueeze(0)))
-    return torch.stack((left, torch.cat((of.v[1], p.unsqueeze(0)))))
+    last, after, before = t[:1], t[1:n], t[length - n + 1 :]
+    q = torch.cat((a * last, before + f * after)) * ((e - b) * factor)
+    p = torch.cat((e * last, (after + e * before).flip(0))) * ((f - a) * factor)
+    left = torch.cat((v[0] * ((1 - f * e) * factor), q.unsqueeze(0)))
+    return torch.stack((left, torch.cat((v[1], p.unsqueeze(0)))))

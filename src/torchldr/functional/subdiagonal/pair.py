@@ -27,7 +27,7 @@ from ..fft import is_fast_length
 from ..operator import Operator
 from ..ring import twist
 from .generators import generators
-from .guard import Side, balanced
+from .guard import Side
 
 SMALLEST = 64
 
@@ -55,7 +55,7 @@ def prepare(A: Side, C: Side) -> tuple[Tensor, Tensor, Tensor]:
     In float64; operators without zeros.
     """
     n, half = A[2].shape[-1], A[2].shape[-1] // 2
-    (P_A, P_C), (left, right) = generators(*balanced(A, C), -1.0, -0.5)
+    (P_A, P_C), (left, right), _ = generators(A, C, -1.0, -0.5)
     D = growth(n, torch.float64, P_A.device)
     scalings = torch.stack((P_C * D, P_C, 1 / D, P_A / half, P_A / D / half))
     right = _split(analyse(right / D))

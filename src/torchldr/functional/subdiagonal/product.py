@@ -31,13 +31,16 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
         x: vectors, shape (b, n).
 
     Returns:
-        Shape (b, m), in the dtype of `x` (float32 or float64). Differentiable.
+        Shape (b, m), in the dtype of `x` (float32, float64, or what `trained_pair` reads). Differentiable.
     """
     if trained_pair.may_look(x) and trained_pair.serves(A[2].shape[-1], C[2].shape[-1], x):
         y = trained_pair.product(A, C, x, RANGE)
         if y is not None:
             return y
-    return SUBDIAGONAL(x, A[2], C[2], A[1].unsqueeze(-1), A[0], C[1].unsqueeze(-1), C[0])
+    parts = x, A[2], C[2], A[1].unsqueeze(-1), A[0], C[1].unsqueeze(-1), C[0]
+    if x.dtype.itemsize < 4:
+        return SUBDIAGONAL(*(t.float() for t in parts)).to(x.dtype)
+    return SUBDIAGONAL(*parts)
 
 
 def _dense(

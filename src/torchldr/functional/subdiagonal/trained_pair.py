@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.cuda import pair as by_cuda
-from ...torch_private import is_captured
+from ...torch_private import has_transforms, is_captured
 from ..constants import kept
 from ..fft import conjugate
 from ..later import Later
 from ..operator import Operator
-from .generators import generators
-from .guard import Side, balanced, ranges
+from .generators import generators, generators_of_shifts
+from .guard import Side
 from .pair import analyse, constants, fits_a_block, growth, order, synthesise
 
 
@@ -32,27 +32,34 @@ def serves(m: int, n: int, x: Tensor) -> bool:
     return m == n and x.is_cuda and x.dtype in by_cuda.READ and fits_a_block(n, x.device)
 
 
-def product(A: Side, C: Side, x: Tensor, limit: float | None = None) -> Tensor | None:
+def product(A: Side, C: Side, x: Tensor, limit: float) -> Tensor | None:
     """sum_i K(A, g_i) K(C, h_i)^T x, (b, n) to (b, n) in the dtype of x; differentiable in every tensor.
 
-    None if the range of both operators, which `guard` explains, exceeds the limit. The range is read when
-    everything is queued, so calls under capture or compilation must pass no limit.
+    None if the range of both operators, which `guard` explains, exceeds the limit. It is read when everything
+    is queued.
     """
-    A, C = balanced(A, C)
-    P, made = generators(A, C, -1.0, -0.5)
-    seen = (
-        None
-        if limit is None
-        else Later(ranges(P.detach(), torch.stack((A[1], C[1])).detach().flatten()).prod())
-    )
-    rows = (
-        x if len(x) else torch.nn.functional.pad(x, (0, 0, 0, 1))
-    )  # an empty batch has the gradients of a zero row
-    y = TRAINED_PAIR(rows, P, made)
-    if seen is not None and not float(seen.read()) <= (limit or 0):
-        return None
-    y = y[: len(x)]
+    P, made, corners = generators(A, C, -1.0, -0.5)
+    low, high = P.detach().abs().aminmax(dim=-1)
+    reach = Later((high / low * corners.detach().abs().clamp(min=1)).prod())
+    y = _product(x, P, made)
+    return y if float(reach.read()) <= limit else None  # NaN is not
+
+
+def product_of_shifts(G: Tensor, H: Tensor, f: float, x: Tensor) -> Tensor:
+    """sum_i K(Z_f, g_i) K(Z_{-f}, h_i)^T x, likewise."""
+    return _product(x, *generators_of_shifts(G, H, f, -1.0, -0.5))
+
+
+def _product(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
+    # An empty batch has the gradients of a zero row.
+    rows = x if len(x) else torch.nn.functional.pad(x, (0, 0, 0, 1))
+    y = TRAINED_PAIR(rows, P, made)[: len(x)]
     return y.clone() if y.requires_grad else y  # the gradient reads it; a layer's output may be overwritten
+
+
+def takes(m: int, n: int, x: Tensor) -> bool:
+    """Whether they do so here and now: compilers and torch.func take forms that they can see."""
+    return not torch.compiler.is_compiling() and serves(m, n, x) and not has_transforms()
 
 
 def may_look(x: Tensor) -> bool:

@@ -11,9 +11,11 @@ from torch import Tensor
 from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
+from ...core.products import autocasts
 from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional.reference import krylov_of_cycle_reference, rate_reference, subdiagonal_reference
 from ...functional.stein import Ring, stein_matrix
+from ...functional.subdiagonal import trained_pair
 from ...functional.subdiagonal.guard import Side
 from ...functional.subdiagonal.product import product
 
@@ -50,8 +52,8 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
     }
     cpu_frozen = 2.8
     cpu_training = 2.8, 32.0, 3e6
-    gpu_frozen = 3.0, 1.5e9
-    gpu_training = 6.0, 5e10
+    gpu_frozen = 2.5, 4.5e9
+    gpu_training = 6.0, 1.3e11
     projection_work = 12
     compresses = True
 
@@ -121,6 +123,10 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
 
     def _rmatmul(self, y: Tensor) -> Tensor:
         return product(*self._sides()[::-1], y)
+
+    def _reads(self, x: Tensor) -> bool:
+        narrow = x.dtype == self.dtype and not autocasts(x.device.type)
+        return narrow and trained_pair.takes(self.out_features, self.in_features, x)
 
     def _materialize(self) -> Tensor:
         return self.dense_in(self.dtype)

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from ..kernels.cpu import circulant as by_c
 from ..kernels.cpu import library
 from . import scan
+from .fft import leading
 from .operator import Operator
 from .prepared import Prepared
 from .ring import ring
@@ -114,10 +115,14 @@ def _frequencies(columns: Tensor) -> Tensor:
 
 
 def _by_frequency(x: Tensor, spectra: Tensor, b: int, m: int) -> Tensor:
-    of, q = ring(b, b, 1), spectra.shape[-2]
-    blocks = pad(x, (0, q * b - x.shape[-1])).unflatten(-1, (q, b))
-    y = (of.analyse(blocks).movedim(-1, -3) @ spectra).movedim(-3, -1)
-    return of.synthesise(y).flatten(-2)[..., :m].clone(memory_format=torch.contiguous_format)
+    of, (q, p) = ring(b, b, 1), spectra.shape[-2:]
+    if behind := q * b - x.shape[-1]:
+        x = pad(x, (0, behind))
+    parts = of.analyse(x.unflatten(-1, (q, b)))
+    if p == q == 1:  # of one block: a matrix product would exchange rows and frequencies for it
+        return leading(of.synthesise(parts * spectra[..., 0, 0]).flatten(-2), m)
+    y = (parts.movedim(-1, -3) @ spectra).movedim(-3, -1)
+    return leading(of.synthesise(y).flatten(-2), m)
 
 
 def _serves(columns: Tensor, x: Tensor, m: int) -> bool:

@@ -8,6 +8,7 @@ some 2^-16.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -67,9 +68,8 @@ def _wide(rings: Tensor) -> torch.dtype:
 
 def _balance(rings: Tensor) -> Tensor:
     """What takes out a scale that A has and C takes back, (..., 2, 1, 1): see `tridiagonal.balanced`."""
-    A, C = ((side[..., 1, :], side[..., 2, :], side[..., 0, :]) for side in rings[..., :3, :].unbind(-3))
-    f = tridiagonal.common_scale(A, C)
-    return torch.stack((1 / f, f), -1)[..., None, None]
+    size = tridiagonal.log_size(rings[..., :3, :])
+    return tridiagonal.common_scale(size.flip(-1), size, rings.shape[-1]).exp2()[..., None, None]
 
 
 def _terms(t: Tensor, rough: bool) -> list[Tensor]:
@@ -91,10 +91,12 @@ def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
     return tuple([term[side] for term in terms] for side in (0, 1))
 
 
-def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
+def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrices, the Krylov matrices, and what was seen of these, on the CPU: NaN where nothing was."""
     m, wide = rings.shape[-1], _wide(rings)
     given = rings.to(wide)
     given = torch.cat((given[..., :3, :] * _balance(given), given[..., 3:, :]), -2).flatten(0, -3)
+    found = torch.full(_looked_at(rings), torch.nan, dtype=wide)
     if tridiagonal.lost(given, m) and not tridiagonal.has_values(given):
         given = given.double()
     while True:
@@ -103,26 +105,33 @@ def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Ten
         A, C = _sides(K, rough and K.dtype == torch.float32)
         made = K.new_empty(len(K) // 2, m, m)
         _multiply([a.mT for a in A], C, made)
-        if seen is None or not tridiagonal.lost(given, m, [seen.read()]):
-            return made.view(*rings.shape[:-3], m, m).to(dtype), K.to(wide)
+        if seen is not None:
+            found = seen.read()
+        if seen is None or not tridiagonal.lost(given, m, [found]):
+            return made.view(*rings.shape[:-3], m, m).to(dtype), K.to(wide), found
         del K, A, C, made  # others twice as large follow
         given = given.double()
 
 
-def _fake(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor]:
+def _looked_at(rings: Tensor) -> tuple[int, int, int]:
+    """The shape of `tridiagonal.sizes` of all Krylov matrices."""
+    (*lead, rows, m) = rings.shape
+    return math.prod(lead), rows - 3, -(-m // tridiagonal.LOOK)
+
+
+def _fake(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor, Tensor]:
     (*lead, _, rows, m), wide = rings.shape, _wide(rings)
     matrix = rings.new_empty(*lead, m, m, dtype=dtype)
-    return matrix, rings.new_empty(2 * matrix.shape[:-2].numel(), rows - 3, m, m, dtype=wide)
+    K = rings.new_empty(2 * matrix.shape[:-2].numel(), rows - 3, m, m, dtype=wide)
+    return matrix, K, rings.new_empty(_looked_at(rings), dtype=wide, device="cpu")
 
 
 def _gradient(
     D: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
 ) -> list[Tensor]:
     rings, _, rough = arguments
-    (K,), m, given = saved, rings.shape[-1], rings.to(_wide(rings))
-    wide = tridiagonal.lost(K, m) and (
-        not tridiagonal.has_values(K) or tridiagonal.lost(K, m, [tridiagonal.sizes(K)])
-    )
+    (K, found), m, given = saved, rings.shape[-1], rings.to(_wide(rings))
+    wide = tridiagonal.lost(K, m, [found])
     given = given.to(torch.float64 if wide else K.dtype)
     scale = _balance(given)
     given = torch.cat((given[..., :3, :] * scale, given[..., 3:, :]), -2)

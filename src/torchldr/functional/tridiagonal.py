@@ -78,27 +78,29 @@ def balanced(A: Ring, C: Ring) -> tuple[Ring, Ring]:
     Training drifts along such scales, and powers of A would overflow where products with those of C do not.
     The gradient in f is zero.
     """
-    f = common_scale(A, C).unsqueeze(-1)
+    steps = min(A[0].shape[-1], C[0].shape[-1])
+    of_A, of_C = (log_size(torch.stack(ring, -2)) for ring in (A, C))
+    f = common_scale(of_A, of_C, steps).exp2().unsqueeze(-1)
     return (A[0] / f, A[1] / f, A[2] / f), (C[0] * f, C[1] * f, C[2] * f)
 
 
-def common_scale(A: Ring, C: Ring) -> Tensor:
-    """The f of `balanced`; exactly 1 where its powers stay small, as multiplying by it rounds every entry."""
-    f = (_size(A) / _size(C)).sqrt()
-    steps = min(A[0].shape[-1], C[0].shape[-1])
-    return torch.where(f.log2().abs() * steps < SMALL, torch.ones_like(f), f)
+def common_scale(of_A: Tensor, of_C: Tensor, steps: int) -> Tensor:
+    """log2 of the f of `balanced`, by the `log_size` of both.
+
+    Exactly 0 where the powers of f stay small, as multiplying by it rounds every entry.
+    """
+    f = (of_A - of_C) / 2
+    return torch.where(f.abs() * steps < SMALL, 0, f)
 
 
-def _size(ring: Ring) -> Tensor:
-    """The geometric mean of the sums of absolute values of rows, without rows of zeros.
+def log_size(ring: Tensor) -> Tensor:
+    """The mean of log2 of the sums of absolute values of rows, without rows of zeros: (.., 3, m) to (..).
 
     The first row is left out: it has the corner, which is passed but rarely.
     """
-    sums = sum(t.detach()[..., 1:].abs() for t in ring)
-    assert isinstance(sums, Tensor)
+    sums = ring.detach()[..., 1:].abs().sum(-2)
     there = sums > 0
-    logs = torch.where(there, sums, 1).log().sum(-1)
-    return (logs / there.sum(-1).clamp(min=1)).exp()
+    return torch.where(there, sums, 1).log2().sum(-1) / there.sum(-1).clamp(min=1)
 
 
 # The plain form.

@@ -267,8 +267,8 @@ def check_low_precision(M: StructuredMatrix, dtype: torch.dtype, seed: int = 0) 
     for what, product, matrix in (("matmul", M.matmul, W), ("rmatmul", M.rmatmul, W.mT)):
         x = torch.randn(16, matrix.shape[1], dtype=torch.float64, generator=g).to(M.device, dtype)
         exact = x.double() @ matrix.mT
-        dense = (torch.nn.functional.linear(x, matrix.to(dtype)).double() - exact).abs().max()
-        ours = (product(x).double() - exact).abs().max()
+        dense = (torch.nn.functional.linear(x, matrix.to(dtype)).double() - exact).norm()
+        ours = (product(x).double() - exact).norm()
         if not ours <= 2 * dense + torch.finfo(dtype).tiny:
             raise AssertionError(
                 f"{M!r}.{what}: in {dtype} {float(ours / dense):.3g} times as wrong as the dense product."

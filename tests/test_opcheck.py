@@ -12,6 +12,7 @@ from torchldr.functional.operator import OPERATORS
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 SAMPLES = [(name, i) for name, one in OPERATORS.items() for i, _ in enumerate(one.samples())]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = pytest.mark.filterwarnings("ignore:RNN module weights")  # cuDNN's, of weights that we make
 every_sample = pytest.mark.parametrize(("name", "index"), SAMPLES, ids=[f"{n}-{i}" for n, i in SAMPLES])
 FIRST = [
     pytest.param(*each, marks=[pytest.mark.exhaustive] if each[1] else [], id=f"{each[0]}-{each[1]}")

@@ -196,13 +196,13 @@ class Contract(LinearMap):
         """The comparison on a GPU, in multiply-adds of a dense product of float32 without TF32.
 
         The class's own are `c` times as slow, or take `late` to launch, whichever is longer. Low-precision
-        units are sixteen times as fast. A frozen dense matrix is read from memory. Training takes three dense
-        products, and computing the matrix costs as much as 143 more rows.
+        units are sixteen times as fast, for TF32 eight times. A frozen dense matrix is read from memory.
+        Training takes three dense products, and computing the matrix costs as much as 143 more rows.
         """
         own = cls.multiply_adds(use.m, use.n, use.rank, **use.options)
         if own is None:
             return False
-        rows = use.rows if use.exact else use.rows / 16
+        rows = use.rows if use.exact else use.rows * use.dtype.itemsize / 32
         if use.frozen:
             (c, late), dense = cls.gpu_frozen, rows + 6 * use.dtype.itemsize
         else:

@@ -72,10 +72,7 @@ class Multiplies(Contract):
         if is_exporting():  # other runtimes get the class's plain form
             return "fast"
         rows = UNKNOWN_ROWS if torch.compiler.is_compiling() else x.numel() // x.shape[-1]
-        device, dtype = x.device.type, self.dtype
-        if dtype != torch.float64 and autocasts(device):
-            dtype = torch.get_autocast_dtype(device)
-        return self._taken(self._use(rows, device, dtype))
+        return self._taken(self._use(rows, x.device.type))
 
     def products(self, batch: int = 1, *, frozen: bool = False) -> Products:
         """Both products for a number of rows, in words: their costs, the choice, and the reason.
@@ -88,7 +85,7 @@ class Multiplies(Contract):
         >>> ToeplitzLike.random(256, 256, rank=2).products(batch=64).taken
         'dense'
         """
-        use = self._use(batch, self.device.type, self.dtype, frozen=frozen)
+        use = self._use(batch, self.device.type, frozen=frozen)
         taken, (m, n) = self._taken(use), self.shape[-2:]
         made = "" if frozen else f"make the {m} x {n} matrix{self._made_in_words()}, then "
         rows = [("dense", f"{made}{m * n:,} multiply-adds a row")]
@@ -98,7 +95,10 @@ class Multiplies(Contract):
             [Row(name, cost, name == taken, "" if name == taken else _why(use, name)) for name, cost in rows]
         )
 
-    def _use(self, rows: int, device: str, dtype: torch.dtype, *, frozen: bool = False) -> Use:
+    def _use(self, rows: int, device: str, *, frozen: bool = False) -> Use:
+        dtype = self.dtype
+        if dtype != torch.float64 and autocasts(device):
+            dtype = torch.get_autocast_dtype(device)
         tf32, matrices = allows_tf32(device, dtype), math.prod(self.leading)
         sizes = self.out_features, self.in_features, self.rank or 1
         return Use(*sizes, rows, device, dtype, frozen, tf32, self.options, matrices)

@@ -69,17 +69,24 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def run_product(
-    product: Product, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None, *, flatten: bool = True
+    product: Product,
+    x: Tensor,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    *,
+    flatten: bool = True,
+    converts: bool = False,
 ) -> Tensor:
     """Flatten the leading axes, compute in float32 or wider outside of autocast, and undo both.
 
-    A stack of matrices has its own leading axes, which stay: `flatten=False`.
+    A stack of matrices has its own leading axes, which stay: `flatten=False`. A product that `converts` rows
+    itself may have kernels for those of a GPU as they are.
     """
     device = x.device.type
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     flatten = flatten and x.ndim != 2
     flat = x.reshape(-1, x.shape[-1]) if flatten else x
-    if flat.dtype != compute:
+    if flat.dtype != compute and not (converts and flat.is_cuda and flat.dtype == dtype):
         flat = flat.to(compute)
     if not is_exporting() and flat.shape[-2] == 0:
         product = _of_no_vectors(product)

@@ -92,11 +92,12 @@ def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
 
 
 def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices, the Krylov matrices, and what was seen of these, on the CPU: NaN where nothing was."""
+    """The matrices, the Krylov matrices, and what was seen of these, on the CPU: growth where nothing was."""
     m, wide = rings.shape[-1], _wide(rings)
     given = rings.to(wide)
     given = torch.cat((given[..., :3, :] * _balance(given), given[..., 3:, :]), -2).flatten(0, -3)
-    found = torch.full(_looked_at(rings), torch.nan, dtype=wide)
+    found = torch.zeros(_looked_at(rings), dtype=wide)
+    found[..., 1:] = torch.inf
     if tridiagonal.lost(given, m) and not tridiagonal.has_values(given):
         given = given.double()
     while True:

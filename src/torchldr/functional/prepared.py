@@ -13,7 +13,8 @@ class Prepared(nn.Module):
 
     Args:
         words: what it does, in a few words.
-        function: (rows, **constants, **settings) to the products. It must pickle: a function of a module.
+        function: (rows, **constants, **settings) to the products, in the dtype of the rows, whatever it is.
+            It must pickle: a function of a module.
         settings: other arguments of the function.
         **constants: tensors, complex ones as pairs of real numbers.
 

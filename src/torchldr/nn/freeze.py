@@ -72,7 +72,7 @@ class FrozenLinear(nn.Module):
         like = cast(Tensor, self._like)
         check_size("FrozenLinear", input, self.in_features, "in_features")
         check_like("FrozenLinear", input, like)
-        return run_product(self.product, input, like.dtype, self.bias)
+        return run_product(self.product, input, like.dtype, self.bias, converts=True)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None

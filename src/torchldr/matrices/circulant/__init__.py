@@ -31,7 +31,7 @@ class Circulant(StructuredMatrix, name="circulant"):
     cpu_frozen = 8.0
     cpu_training = 5.0, 64.0, 5e5
     gpu_frozen = 25.0, 2.5e9
-    gpu_training = 50.0, 1e9
+    gpu_training = 40.0, 1e9
     projection_work = 0
 
     ranked = False

@@ -57,6 +57,7 @@ def on_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvrtc, "Kernels", Kernels)
     monkeypatch.setattr(nvrtc, "launch", launch)
     monkeypatch.setattr(pair, "_blocks", lambda h, device: 2)
+    monkeypatch.setattr(pair, "_keeps", lambda h, device: h != 1000)
     pair._kernels.cache_clear()
     pair._launches.cache_clear()
     yield
@@ -68,13 +69,11 @@ def spectra_in_order(spectra: torch.Tensor) -> torch.Tensor:
     return spectra[:, pair.order(spectra.shape[-1], spectra.device)].contiguous()
 
 
-@pytest.mark.parametrize("n", [2, 60, 1000, 2048, 16384, 32768])
+@pytest.mark.parametrize("n", [2, 60, 1000, 2000, 16384, 32768])
 @pytest.mark.parametrize(("rows", "r"), [(5, 1), (1, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_and_gradients(on_host: None, n: int, rows: int, r: int, dtype: torch.dtype) -> None:
     h, device = n // 2, torch.device("cpu")
-    if n > 4096 and (rows, r) not in ((1, 3), (5, 1)):
-        pytest.skip("slow as plain C++")
     P = torch.rand(2, n, dtype=torch.float64) + 0.5
     right, left = torch.randn(2, r + 1, h, dtype=torch.complex128) / n
     D = growth(n, torch.float64, device)

@@ -186,9 +186,9 @@ INLINE void keep(const Row& v, Z* a) { frequencies([&](int i, int j, int) { a[j]
     const Z* __restrict__ given, const Z* __restrict__ right, const Z* __restrict__ left
 #define BEGIN \
     extern __shared__ Z shared[]; \
-    Z* tables = shared + ROOM; \
-    for (int i = threadIdx.x; i < TABLES; i += THREADS) tables[i] = given[i]; \
-    __syncthreads(); \
+    for (int i = threadIdx.x; i < TABLES; i += THREADS) shared[ROOM + i] = given[i]; \
+    if (TABLES) __syncthreads(); \
+    const Z* tables = TABLES ? shared + ROOM : given; \
     Row v;
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 

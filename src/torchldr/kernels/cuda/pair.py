@@ -56,17 +56,17 @@ class Plan(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """After so many numbers in shared memory stands a gap."""
-        return self.radices[-1] if self.radices[-1] % 2 == 0 else math.prod(self.radices)
+        """After so many numbers in shared memory stands a gap, where the last radix would meet few banks."""
+        return self.radices[-1] if self.radices[-1] % 8 == 0 else math.prod(self.radices)
 
     @property
     def room(self) -> int:
         h = math.prod(self.radices)
         return h + h // self.gap
 
-    @property
-    def shared(self) -> int:
-        return 8 * (self.room + self.places[-1])
+    def shared(self, *, keeps: bool) -> int:
+        """Bytes of a row in shared memory, with or without the tables."""
+        return 8 * (self.room + keeps * self.places[-1])
 
     @property
     def places(self) -> list[int]:
@@ -90,8 +90,6 @@ def plan(h: int) -> Plan:
     """
     >>> plan(8192)
     Plan(radices=(32, 16, 16), threads=256, most=32)
-    >>> plan(500).radices
-    (4, 5, 5, 5)
     """
     found = radices(h)
     threads = min(1024, -(-h // (32 * (_FEW if h <= _LONG else _MANY))) * 32)
@@ -99,20 +97,21 @@ def plan(h: int) -> Plan:
 
 
 def radices(h: int) -> tuple[int, ...]:
-    """Factors of h: powers of two up to 32, and 3, 5 and 7 between them.
+    """Factors of h: powers of two up to 32, and 3, 5 and 7; the largest is the first, a power of two the last.
 
     >>> radices(16384), radices(1024), radices(30)
-    ((32, 32, 16), (16, 8, 8), (2, 3, 5))
+    ((32, 32, 16), (16, 8, 8), (5, 3, 2))
     """
     odd = []
-    for prime in (3, 5, 7):
+    for prime in (7, 5, 3):
         while h % prime == 0:
             odd.append(prime)
             h //= prime
     twos = h.bit_length() - 1
     count = -(-twos // (4 if twos <= 12 else 5))
-    powers = [1 << (twos // count + (i < twos % count)) for i in range(count)]
-    return (*powers[:1], *odd, *powers[1:]) or (1,)
+    found = [*odd, *(1 << (twos // count + (i < twos % count)) for i in range(count))] or [1]
+    found.insert(0, found.pop(found.index(max(found))))
+    return tuple(found)
 
 
 def order(h: int, device: torch.device) -> Tensor:
@@ -165,7 +164,7 @@ def gradients(K: Constants, x: Tensor, y: Tensor | None, dy: Tensor) -> Gradient
     h = n // 2
     blocks = min(b, _blocks(h, device))
     memory, sums = K.right.new_empty(blocks * 4, h), K.right.new_empty(blocks, 2, ranks, h)
-    kernels = _kernels(h, x.dtype, (("gradients", (blocks, 1, 1)),))
+    kernels = _kernels(h, x.dtype, _keeps(h, device), (("gradients", (blocks, 1, 1)),))
     kernels.queue(device, [x, dy, *K, memory, sums, dx, ranks - 1, b])
     return Gradients(dx, sums.sum(0), None if y is None else _dots(dy, y, x, dx))
 
@@ -181,10 +180,11 @@ def _dots(*rows: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _kernels(h: int, dtype: torch.dtype, launches: tuple[tuple[str, nvrtc.Grid], ...]) -> nvrtc.Kernels:
-    cut = plan(h)
-    made = source(h, dtype, tuple(name for name, _ in launches))
-    return nvrtc.Kernels(made, [(*launch, cut.threads) for launch in launches], cut.shared)
+def _kernels(
+    h: int, dtype: torch.dtype, keeps: bool, launches: tuple[tuple[str, nvrtc.Grid], ...]
+) -> nvrtc.Kernels:
+    cut, made = plan(h), source(h, dtype, tuple(name for name, _ in launches), keeps)
+    return nvrtc.Kernels(made, [(*launch, cut.threads) for launch in launches], cut.shared(keeps=keeps))
 
 
 @lru_cache(maxsize=1024)
@@ -199,7 +199,7 @@ def _launches(
     parts = max(1, min(ranks, together // rows)) if _worth_parting(h, ranks) else 1
     blocks = min(rows, together) if parts == 1 else rows
     launches = ("pair", (blocks, parts, 1)), ("join", (blocks, 1, 1))
-    return _kernels(h, dtype, launches[: min(parts, 2)]), blocks, parts
+    return _kernels(h, dtype, _keeps(h, device), launches[: min(parts, 2)]), blocks, parts
 
 
 def _worth_parting(h: int, ranks: int) -> bool:
@@ -214,8 +214,8 @@ def _circle(R: int, times: float) -> str:
 
 
 @cache
-def source(h: int, dtype: torch.dtype, names: tuple[str, ...]) -> str:
-    """Of the kernels of these names."""
+def source(h: int, dtype: torch.dtype, names: tuple[str, ...], keeps: bool = True) -> str:
+    """Of the kernels of these names, which keep the tables in shared memory or read them where they are."""
     cut = plan(h)
     first, last = cut.radices[0], cut.radices[-1]
     passes, length = [], h
@@ -242,7 +242,7 @@ def source(h: int, dtype: torch.dtype, names: tuple[str, ...]) -> str:
         "GAP": cut.gap,
         "COLUMNS": _COLUMNS,
         "ROOM": cut.room,
-        "TABLES": cut.places[-1],
+        "TABLES": keeps * cut.places[-1],
         "ANALYSIS": through(passes, "false"),
         "SYNTHESIS": through(passes[::-1], "true"),
         "TILTS": _circle(first, 0.25),
@@ -256,7 +256,12 @@ def source(h: int, dtype: torch.dtype, names: tuple[str, ...]) -> str:
 
 def fits(h: int, device: torch.device) -> bool:
     """Whether a block can exchange its rows."""
-    return plan(h).shared <= _shared_most(device)
+    return plan(h).shared(keeps=False) <= _shared_most(device)
+
+
+def _keeps(h: int, device: torch.device) -> bool:
+    """Whether the tables fit beside a row."""
+    return plan(h).shared(keeps=True) <= _shared_most(device)
 
 
 @cache

@@ -54,6 +54,10 @@ CORNERS = {
     "of A": (0.4, 0.0),
     "of C": (0.0, -0.7),
     "both": (0.4, -0.7),
+    "heavy": (0.9, -0.9),
+    "heavier": (0.85, 0.85),
+    "near one": (0.99, 0.99),
+    "over one": (-1.9, 2.0),
     "as they are": (None, None),
 }
 

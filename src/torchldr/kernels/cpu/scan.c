@@ -6,9 +6,8 @@
 #include <string.h>
 
 #define LANES 16     /* columns that a loop takes at once, at least */
-#define MOST 4.0     /* weight of a path once around that may cancel: two bits are lost */
+#define MOST 4.0     /* weight of paths around that may cancel, once or for ever: two bits are lost */
 #define GROWTH 256.0 /* the same for gradients, multiplied by the growth on the way */
-#define SHRINKS 0.5  /* weight of a path around that may be summed as a geometric series */
 #define KEPT 16      /* rows between two checkpoints of the general form */
 
 enum { PREPARE, AROUND, TURN, MAIN, FINISH, ALL }; /* phases */

@@ -136,8 +136,12 @@ static int NAMED(weigh)(NAMED(Scan) *s, int graded)
     most = NAMED(windows)(s, 0);
     double round = fabs(s->is->f) * most;
     int fits = round <= MOST;
-    if (graded) /* zeros cancel nothing, but for the gradients of zeros themselves */
-        fits = round <= SHRINKS && (turns ? rest * (zeros ? heavy : most) : fabs(once) * most) * NAMED(growth)(s) <= GROWTH;
+    if (graded) { /* paths around for ever weigh 1 / (1 - f q) for a square */
+        double left = s->m == s->n ? fabs(1 - s->is->f * s->q[0]) : 1 - round;
+        fits = fits && left * MOST >= 1;
+        /* zeros cancel nothing, but for the gradients of zeros themselves */
+        fits = fits && (turns ? rest * (zeros ? heavy : most) : fabs(once) * most) * NAMED(growth)(s) <= GROWTH;
+    }
     s->is->regime = fits ? turns ? ROUND : PLAIN : GENERAL;
     for (int64_t j = 0; fits && turns && j < s->n; j++)
         s->around[j] = (REAL)(s->is->f * s->q[j]);

@@ -78,8 +78,8 @@ def names_in(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-# The C export's runtime is text; the kernels come compiled, where there is a compiler.
-KINDS = {"c", "py", "typed"} | ({"so"} if shutil.which(os.environ.get("CC", "cc")) else set())
+# The C export's runtime and CUDA kernels are text; those of the CPU come compiled, where there is a compiler.
+KINDS = {"c", "cu", "py", "typed"} | ({"so"} if shutil.which(os.environ.get("CC", "cc")) else set())
 
 
 @pytest.mark.slow

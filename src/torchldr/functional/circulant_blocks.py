@@ -93,8 +93,9 @@ def product(columns: Tensor, x: Tensor, m: int) -> Tensor:
 
     The same, slowly: the dense blocks of `circulants`, put together.
     """
-    columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
-    return BLOCKS(columns, x, m) if fits(columns) else _plain(columns, x, m)
+    if not fits(columns):
+        return _plain(columns, x, m)
+    return BLOCKS(columns if columns.ndim == 3 else columns.reshape(1, 1, -1), x, m)
 
 
 def fits(columns: Tensor) -> bool:
@@ -109,19 +110,19 @@ def _plain(columns: Tensor, x: Tensor, m: int) -> Tensor:
 
 
 def _frequencies(columns: Tensor) -> Tensor:
-    """The spectra of the blocks, (f, q, p) for frequencies f."""
+    """The spectra of the blocks, (f, q, p) for frequencies f; of one block (f,)."""
     b = columns.shape[-1]
-    return ring(b, b, 1).analyse(columns).movedim(-1, -3).mT
+    spectra = ring(b, b, 1).analyse(columns)
+    return spectra if columns.ndim == 1 else spectra.movedim(-1, -3).mT
 
 
 def _by_frequency(x: Tensor, spectra: Tensor, b: int, m: int) -> Tensor:
-    of, (q, p) = ring(b, b, 1), spectra.shape[-2:]
+    of, q = ring(b, b, 1), 1 if spectra.ndim == 1 else spectra.shape[-2]
     if behind := q * b - x.shape[-1]:
         x = pad(x, (0, behind))
-    parts = of.analyse(x.unflatten(-1, (q, b)))
-    if p == q == 1:  # of one block: a matrix product would exchange rows and frequencies for it
-        return leading(of.synthesise(parts * spectra[..., 0, 0]).flatten(-2), m)
-    y = (parts.movedim(-1, -3) @ spectra).movedim(-3, -1)
+    if spectra.ndim == 1:
+        return leading(of.synthesise(of.analyse(x) * spectra), m)
+    y = (of.analyse(x.unflatten(-1, (q, b))).movedim(-1, -3) @ spectra).movedim(-3, -1)
     return leading(of.synthesise(y).flatten(-2), m)
 
 
@@ -168,12 +169,12 @@ BLOCKS = Operator(
 
 def frozen(columns: Tensor, m: int) -> Prepared:
     """The product with constant blocks."""
-    columns = columns if columns.ndim == 3 else columns.reshape(1, 1, -1)
-    p, q, b = columns.shape
+    (p, q), b = columns.shape[:-1] or (1, 1), columns.shape[-1]
     words = f"{p + q} real FFTs of length {b} a row, spectra prepared"
     if not fits(columns) or not library.serves(columns):
         pairs = torch.view_as_real(_frequencies(columns).contiguous())
         return Prepared(words, _by_pairs, {"b": b, "m": m}, spectra=pairs)
+    columns = columns.reshape(p, q, b)
     spectra = by_c.spectra(columns.contiguous(), b)
     return Prepared(words, _by_spectra, {"m": m}, columns=columns.clone(), spectra=spectra)
 

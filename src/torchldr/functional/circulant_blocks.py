@@ -120,7 +120,7 @@ def _by_frequency(x: Tensor, spectra: Tensor, b: int, m: int) -> Tensor:
         x = pad(x, (0, behind))
     parts = of.analyse(x.unflatten(-1, (q, b)))
     if p == q == 1:  # of one block: a matrix product would exchange rows and frequencies for it
-        return leading(of.synthesise(parts * spectra[..., 0, 0]).flatten(-2), m)
+        return leading(of.synthesise(parts * spectra.movedim(-3, -1)).flatten(-2), m)
     y = (parts.movedim(-1, -3) @ spectra).movedim(-3, -1)
     return leading(of.synthesise(y).flatten(-2), m)
 

@@ -171,7 +171,8 @@ def gradients(K: Constants, x: Tensor, y: Tensor | None, dy: Tensor) -> Gradient
 
 def _dots(*rows: Tensor) -> Tensor:
     """For a, b, c and d the sums over all rows of a b and of c d, entry by entry: (2, n)."""
-    (b, n), device = rows[0].shape, rows[0].device
+    (b, n), device, size = rows[0].shape, rows[0].device, 2 * rows[0].itemsize
+    rows = tuple(t.clone() if t.data_ptr() % size else t for t in rows)  # numbers are read in pairs
     sums = torch.empty(2, min(b, _SHARES), n, dtype=torch.float32, device=device)
     grid = -(-n // (2 * _COLUMNS)), sums.shape[1], 2
     made = source(n // 2, rows[0].dtype, ("dots",))

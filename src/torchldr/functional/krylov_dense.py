@@ -131,6 +131,7 @@ def _gradient(
 ) -> list[Tensor]:
     rings, _, rough = arguments
     (K, found), m, given = saved, rings.shape[-1], rings.to(_wide(rings))
+    K = K.flatten(0, -4)  # vmap puts an axis in front
     wide = tridiagonal.lost(K, m, [found])
     given = given.to(torch.float64 if wide else K.dtype)
     scale = _balance(given)

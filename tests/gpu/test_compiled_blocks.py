@@ -1,4 +1,4 @@
-"""Compiled blocks under DDP, FSDP2 and activation checkpointing, with one process of NCCL, and in CUDA graphs."""
+"""Compiled blocks in CUDA graphs, and under DDP, FSDP2 and activation checkpointing by one process of NCCL."""
 
 import pytest
 import torch

@@ -107,7 +107,8 @@ def test_layers(structure: str, as_on_a_gpu: list[Any]) -> None:
     layer.product, x = "fast", torch.randn(3, 5, 12)
     as_on_a_gpu.clear()
     torch.testing.assert_close(layer(x), x @ layer.weight.mT + layer.bias)
-    assert len(as_on_a_gpu) == 1
+    torch.testing.assert_close(layer.matrix().rmatmul(x, product="fast"), x @ layer.weight)
+    assert len(as_on_a_gpu) == 2
     W = torch.stack([layer.weight, layer.weight])
     stacked = torchldr.stack([layer.matrix(), layer.matrix()])
     torch.testing.assert_close(stacked.matmul(x[:2], product="fast"), x[:2] @ W.mT)
@@ -116,7 +117,7 @@ def test_layers(structure: str, as_on_a_gpu: list[Any]) -> None:
     each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
     for name, t in torch.func.grad(loss)(weights, x).items():
         torch.testing.assert_close(each[name].sum(0), t)
-    assert len(as_on_a_gpu) == 1
+    assert len(as_on_a_gpu) == 2
 
 
 def test_deterministic_mode_takes_another_product(as_on_a_gpu: list[Any]) -> None:

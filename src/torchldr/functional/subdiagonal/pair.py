@@ -114,7 +114,7 @@ def _exchanged(
 
 
 def _plain(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """Of leading axes too, which gradients under vmap have."""
+    """Leading axes are allowed: gradients under vmap have them."""
     given = scalings.unsqueeze(-3), joined(left).unsqueeze(-3), joined(right).unsqueeze(-3)
     (enter, beside, between, leave, aside), left, right = _exchanged(*given, transposed)
     z = synthesise(analyse(x * enter).unsqueeze(-2) * conjugate(right))

@@ -84,7 +84,7 @@ def _constants(P: Tensor, made: Tensor) -> by_cuda.Constants:
 
 
 def _plain(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
-    """Of leading axes too, which gradients under vmap have."""
+    """Leading axes are allowed: gradients under vmap have them."""
     D = growth(P.shape[-1], P.dtype, P.device)
     P_A, P_C = P.unsqueeze(-2).unbind(-3)
     left, right = analyse(made / _divisors(P.shape[-1], P.device)).unsqueeze(-3).unbind(-4)

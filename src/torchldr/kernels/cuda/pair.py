@@ -97,7 +97,7 @@ def plan(h: int) -> Plan:
 
 
 def radices(h: int) -> tuple[int, ...]:
-    """Factors of h: powers of two up to 32, and 3, 5 and 7, the largest first, a power of two last.
+    """Factors of h: 3, 5, 7 and powers of two up to 32. The largest is first, a second power of two last.
 
     >>> radices(16384), radices(1024), radices(30)
     ((32, 32, 16), (16, 8, 8), (5, 3, 2))

@@ -75,6 +75,14 @@ def test_opcheck(name, index, device):
     opcheck(name, tuple(arguments(name, index, device)))
 
 
+@every_sample
+def test_results_are_where_the_arguments_are(name, index):
+    """A CPU's among a GPU's, even if only kept for the gradient, is refused when a CUDA graph is recorded."""
+    given = arguments(name, index, "cpu")
+    outputs = OPERATORS[name]._fake(*(a.to("meta") if isinstance(a, Tensor) else a for a in given))
+    assert all(t.is_meta for t in (outputs if isinstance(outputs, tuple) else [outputs]))
+
+
 # Compiled, the gradient is part of `test_opcheck`; alone, it is there to be derived once more.
 @first_samples
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 import torchldr
 from torchldr.core import stacks
+from torchldr.kernels.cpu import library
 from torchldr.testing import has_operators, member
 
 CLASSES = list(torchldr.structures().values())
@@ -98,6 +99,17 @@ def test_dtypes_vmap_and_repr(cls):
     mapped = torch.vmap(M.matmul)(torch.stack((x, 2 * x)))
     torch.testing.assert_close(mapped[1], 2 * M.matmul(x), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stacks.mapped(M, cls.to_dense), M.to_dense())
+
+
+@pytest.mark.parametrize("name", ["circulant", "block_circulant"])
+def test_circulant_matrices_without_the_c_kernels(name, monkeypatch):
+    """Of sizes that C takes where it is there."""
+    monkeypatch.setattr(library, "serves", lambda *tensors: False)
+    options = {"block_size": 32} if name == "block_circulant" else {}
+    cls = torchldr.structures()[name]
+    M = torchldr.stack([cls.random(32, 32, **options) for _ in range(3)])
+    x = torch.randn(3, 5, 32)
+    torch.testing.assert_close(M.matmul(x, product="fast"), x @ M.to_dense().mT)
 
 
 def test_a_stack_given_as_tensors_is_checked():

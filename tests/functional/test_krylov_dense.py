@@ -76,6 +76,9 @@ def test_derivatives(leading: tuple[int, ...]) -> None:
         dense, rings, check_forward_ad=True, check_batched_grad=True, fast_mode=fast
     )
     assert torch.autograd.gradgradcheck(dense, rings, fast_mode=True)
+    plain = lambda rings: krylov_dense.KRYLOV_DENSE.plain(rings, torch.float64)
+    found, right = (torch.func.jacrev(of)(rings.detach()) for of in (dense, plain))
+    assert torch.allclose(found, right, rtol=0, atol=1e-12)
 
 
 def test_vmap() -> None:

@@ -92,12 +92,11 @@ def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
 
 
 def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices, the Krylov matrices, and what was seen of these, on the CPU: growth where nothing was."""
+    """The matrices, the Krylov matrices, and what was seen of these: on the CPU, or NaN where nothing was."""
     m, wide = rings.shape[-1], _wide(rings)
     given = rings.to(wide)
     given = torch.cat((given[..., :3, :] * _balance(given), given[..., 3:, :]), -2).flatten(0, -3)
-    found = torch.zeros(_looked_at(rings), dtype=wide)
-    found[..., 1:] = torch.inf
+    found = rings.new_full(_looked_at(rings), torch.nan, dtype=wide)
     if tridiagonal.lost(given, m) and not tridiagonal.has_values(given):
         given = given.double()
     while True:
@@ -124,7 +123,7 @@ def _fake(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tenso
     (*lead, _, rows, m), wide = rings.shape, _wide(rings)
     matrix = rings.new_empty(*lead, m, m, dtype=dtype)
     K = rings.new_empty(2 * matrix.shape[:-2].numel(), rows - 3, m, m, dtype=wide)
-    return matrix, K, rings.new_empty(_looked_at(rings), dtype=wide, device="cpu")
+    return matrix, K, rings.new_empty(_looked_at(rings), dtype=wide)
 
 
 def _gradient(
@@ -132,6 +131,7 @@ def _gradient(
 ) -> list[Tensor]:
     rings, _, rough = arguments
     (K, found), m, given = saved, rings.shape[-1], rings.to(_wide(rings))
+    K = K.flatten(0, -4)  # vmap puts an axis in front
     wide = tridiagonal.lost(K, m, [found])
     given = given.to(torch.float64 if wide else K.dtype)
     scale = _balance(given)

@@ -178,7 +178,8 @@ class Operator:
         def run(*given: Any) -> tuple[Tensor, list[Tensor]]:
             with as_eager(), torch.no_grad():
                 y, *saved = self.run(*given)
-            return y, saved
+            # CUDA graphs have no place for what an eager call keeps on the CPU.
+            return y, [t.to(y.device, non_blocking=True) for t in saved]
 
         def fake(*given: Any) -> tuple[Tensor, list[Tensor]]:
             y, *saved = _tuple(self._fake(*given))

@@ -15,6 +15,7 @@ from torchldr.kernels.cuda import nvrtc, pair
 from ...cuda_as_cpp import compiler
 
 TAIL = """
+#undef KERNEL
 #define KERNEL(name, ...) extern "C" void run_##name(int gx, int gy, int gz, int threads, void** of) { \\
     run(gx, gy, gz, threads, [&] { name(__VA_ARGS__); }); \\
 }
@@ -104,3 +105,26 @@ def test_products_and_gradients(on_host: None, n: int, rows: int, r: int, dtype:
         assert (back - exact).norm() / exact.norm() < 3e-6
     products = torch.stack(((dy.double() * y).sum(0), (x.double() * dx).sum(0)))
     assert (got.products - products).norm() / products.norm() < close
+
+
+def test_rows_at_odd_places(on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view may begin between two numbers, of which `dots` reads pairs: a GPU stops there."""
+    n, rows, h = 16, 3, 8
+    device = torch.device("cpu")
+    right, left = torch.randn(2, 2, h, dtype=torch.complex64)
+    K = pair.Constants(torch.ones(n), torch.ones(n), pair.tables(h, device), right, left)
+    x, dy = torch.randn(2, rows, n)
+    want = pair.gradients(K, x, x, dy)
+    launch, seen = nvrtc.launch, list[int]()
+
+    def watched(source: str, name: str, *rest: Any) -> None:
+        seen.extend(t.data_ptr() % 8 for t in rest[-1] if not isinstance(t, int))
+        launch(source, name, *rest)
+
+    monkeypatch.setattr(nvrtc, "launch", watched)
+    odd = [torch.cat((torch.zeros(1), t.flatten()))[1:].view(rows, n) for t in (x, dy)]
+    got = pair.gradients(K, odd[0], odd[0], odd[1])
+    assert seen
+    assert not any(seen)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs)

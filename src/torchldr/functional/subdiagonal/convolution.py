@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from ...kernels.cpu import convolution as by_c
 from ...kernels.cpu import library
+from ..fft import conjugate
 from ..operator import Operator
 from ..ring import Ring
 from .guard import Side, precision
@@ -66,7 +67,7 @@ def _plain(x: Tensor, A: Tensor, C: Tensor, left: Tensor, right: Tensor, transpo
     left, right = left.unsqueeze(-3), right.unsqueeze(-3)
     u = x * C[..., :n]
     u = torch.cat((u, C[..., n, None] * u[..., : k - 1]), -1)
-    z = of.synthesise(of.analyse(u).unsqueeze(-2) * joined(right).conj())[..., :k]
+    z = of.synthesise(of.analyse(u).unsqueeze(-2) * conjugate(joined(right)))[..., :k]
     t = of.synthesise((of.analyse(z) * joined(left)).sum(-2))
     return A[..., :m] * (t[..., :m] + pad(A[..., m, None] * t[..., m : m + k - 1], (0, m - k + 1)))
 

@@ -22,10 +22,9 @@ def frozen(A: Side, C: Side, *, reversed: bool = False) -> Prepared | None:
     (r, m), n, device = A[2].shape, C[2].shape[-1], A[2].device
     if any(t.dtype not in (torch.float32, torch.float64) for t in A):
         return None
-    found = guard(A, C)
-    if isinstance(found, str):
+    dtype, settings = guard(A, C), {"reversed": reversed}
+    if isinstance(dtype, str):
         return None
-    dtype, settings = found.dtype, {"reversed": reversed}
     if pair.serves(m, n, device) and not (device.type == "cuda" and dtype != torch.float32):
         scalings, left, right = (t.to(dtype) for t in pair.prepare(A, C))
         words = f"{2 * r + 4} complex FFTs of length {n // 2} a row"

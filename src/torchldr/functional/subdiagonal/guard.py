@@ -19,7 +19,6 @@ n^2 to m^2. For square matrices both then have equal means; otherwise the shorte
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,22 +30,6 @@ Side = tuple[Tensor, Tensor, Tensor]
 
 RANGE = 2.0**5  # of convolutions in the dtype of the layer
 RANGE_FLOAT64 = 2.0**30  # of convolutions in float64 for a layer in float32
-
-
-class Scales(NamedTuple):
-    """P of both operators, A times `factor` and C over it, in the dtype that convolutions compute in."""
-
-    A: Tensor
-    C: Tensor
-    factor: Tensor | float = 1.0  # of every matrix of a stack, (.., 1), or a number
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.A.dtype
-
-    def swapped(self) -> Scales:
-        """For M^T."""
-        return Scales(self.C, self.A, 1 / self.factor)
 
 
 def scales(s: Tensor) -> Tensor:
@@ -67,36 +50,22 @@ def _mean_log(s: Tensor) -> Tensor:
     return logs / counts.sum(-1, keepdim=True).clamp(min=1)
 
 
-def balanced(A: Side, C: Side, factor: Tensor | float | None = None) -> tuple[Side, Side]:
-    """The same product without the common scale of its operators, which are in float64 then; differentiable.
-
-    Rounded to float32 they would have other products: errors of n entries add up.
-    """
-    (a, corner_A, G), (c, corner_C, H) = A, C
-    a, corner_A, c, corner_C = (t.double() for t in (a, corner_A, c, corner_C))
-    factor = common_scale(a, c) if factor is None else factor
-    if isinstance(factor, Tensor):
-        of_corner = factor.reshape(corner_A.shape)
-        return (a * factor, corner_A * of_corner, G), (c / factor, corner_C / of_corner, H)
-    return (a * factor, corner_A * factor, G), (c / factor, corner_C / factor, H)
-
-
-def unseen_scales(A: Side, C: Side) -> Scales:
-    """Those of both operators in float64, whatever their range: for callers that watch it themselves."""
-    a, c = (side[0].detach().double() for side in (A, C))
-    factor = common_scale(a, c)
-    return Scales(scales(a * factor), scales(c / factor), factor)
-
-
-def guard(A: Side, C: Side) -> Scales | str:
-    """The scales in a dtype in which convolutions are right, or the reason why they are not.
+def guard(A: Side, C: Side) -> torch.dtype | str:
+    """The dtype in which convolutions are right, or the reason why they are right in none.
 
     Operators of a stack have axes in front, and the widest range decides. Reads the values: on a GPU this
     waits for the device.
     """
-    wide, reach = _scales(A, C)
-    found = precision(reach, A[0].dtype)
-    return found if isinstance(found, str) else Scales(wide.A.to(found), wide.C.to(found), wide.factor)
+    (a, corner_A, G), (c, corner_C, H) = A, C
+    if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
+        corner_A, a, corner_C, c = (t.contiguous() for t in (corner_A, a, corner_C, c))
+        *_, ranges, _ = convolution.profiles(corner_A, a, corner_C, c, len(a) + 1, len(c) + 1)
+        return precision(ranges.item(), A[0].dtype)
+    a, corner_A, c, corner_C = (t.detach().double() for t in (a, corner_A, c, corner_C))
+    factor = common_scale(a, c)
+    of_corner = factor.reshape(corner_A.shape)
+    found = reach((a * factor, corner_A * of_corner, G), (c / factor, corner_C / of_corner, H))
+    return precision(found, A[0].dtype)
 
 
 def precision(reach: float, dtype: torch.dtype) -> torch.dtype | str:
@@ -110,36 +79,16 @@ def precision(reach: float, dtype: torch.dtype) -> torch.dtype | str:
     return f"the subdiagonals' products range {shown}, more than {limit:.1e}"
 
 
-def _scales(A: Side, C: Side) -> tuple[Scales, float]:
-    """P of both in float64, without their common scale, and the range R_A R_C."""
-    (a, corner_A, _), (c, corner_C, _) = A, C
-    if a.ndim == 1 and library.serves(a, c, corner_A, corner_C):
-        m, n = len(a) + 1, len(c) + 1
-        corner_A, a, corner_C, c = (t.contiguous() for t in (corner_A, a, corner_C, c))
-        profile_A, profile_C, ranges, factors = convolution.profiles(corner_A, a, corner_C, c, m, n)
-        return Scales(profile_A[:m], profile_C[:n], factors.item()), ranges.item()
-    found = unseen_scales(A, C)
-    sides = balanced(
-        (a.detach().double(), corner_A.detach().double(), A[2]),
-        (c.detach().double(), corner_C.detach().double(), C[2]),
-    )
-    return found, _range(found, *sides)
-
-
 def reach(A: Side, C: Side) -> float:
-    """The range R_A R_C of both operators as they are; infinite where 0 or NaN is among them."""
-    P = Scales(*(scales(side[0].detach().double()) for side in (A, C)))
-    return _range(P, A, C)
+    """The range R_A R_C of both operators as they are, the widest of a stack.
+
+    Infinite where 0 or NaN is among them.
+    """
+    return _range(*A[:2]) * _range(*C[:2])
 
 
-def _range(P: Scales, A: Side, C: Side) -> float:
-    """The product of the ranges of both operators, the widest of a stack."""
-    each = [ranges(p, side[1].detach().reshape(p.shape[:-1])).amax() for p, side in ((P.A, A), (P.C, C))]
-    return math.prod(map(float, each))
-
-
-def ranges(P: Tensor, corner: Tensor) -> Tensor:
-    """R for P (..., m) and corners (...); infinite where an entry is 0 or not finite."""
-    size = P.abs()
-    reach = size.amax(-1) / size.amin(-1) * (corner * P[..., -1]).abs().clamp(min=1)
-    return torch.nan_to_num(reach, nan=math.inf, posinf=math.inf)
+def _range(s: Tensor, corner: Tensor) -> float:
+    P = scales(s.detach().double())
+    size, f = P.abs(), corner.detach().reshape(P.shape[:-1]) * P[..., -1]
+    found = size.amax(-1) / size.amin(-1) * f.abs().clamp(min=1)
+    return float(torch.nan_to_num(found, nan=math.inf, posinf=math.inf).amax())

@@ -23,7 +23,7 @@ from ...kernels.cpu import pair as by_c
 from ...kernels.cuda import pair as by_cuda
 from ...kernels.cuda import unavailable
 from ..constants import kept
-from ..fft import is_fast_length
+from ..fft import conjugate, is_fast_length
 from ..operator import Operator
 from ..ring import twist
 from .generators import generators
@@ -114,20 +114,23 @@ def _exchanged(
 
 
 def _plain(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    (enter, beside, between, leave, aside), left, right = _exchanged(scalings, left, right, transposed)
-    left, right = joined(left), joined(right)
-    z = synthesise(analyse(x * enter).unsqueeze(-2) * right.conj())
-    Q = (analyse(z[..., :-1, :] * between) * left[:-1]).sum(-2) + analyse(x * beside) * left[-1]
+    """Leading axes are allowed: gradients under vmap have them."""
+    given = scalings.unsqueeze(-3), joined(left).unsqueeze(-3), joined(right).unsqueeze(-3)
+    (enter, beside, between, leave, aside), left, right = _exchanged(*given, transposed)
+    z = synthesise(analyse(x * enter).unsqueeze(-2) * conjugate(right))
+    each = analyse(z[..., :-1, :] * between.unsqueeze(-2))
+    Q = (each * left[..., :-1, :]).sum(-2) + analyse(x * beside) * left[..., -1, :]
     return (leave * synthesise(Q) + aside * z[..., -1, :]).to(x.dtype)
 
 
 def _kernel(x: Tensor, scalings: Tensor, left: Tensor, right: Tensor, transposed: bool) -> Tensor:
+    x = x.contiguous().resolve_neg()
     if not x.is_cuda:
-        return by_c.product(scalings, left, right, x.contiguous(), transposed=transposed)
+        return by_c.product(scalings, left, right, x, transposed=transposed)
     (_, beside, _, _, aside), left, right = _exchanged(scalings, left, right, transposed)
     if not len(x):
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-    return by_cuda.multiply(constants(beside, aside, joined(left), joined(right)), x.contiguous())
+        return torch.empty_like(x)
+    return by_cuda.multiply(constants(beside, aside, joined(left), joined(right)), x)
 
 
 def constants(beside: Tensor, aside: Tensor, left: Tensor, right: Tensor) -> by_cuda.Constants:

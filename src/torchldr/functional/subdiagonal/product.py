@@ -33,7 +33,7 @@ def product(A: Side, C: Side, x: Tensor) -> Tensor:
     Returns:
         Shape (b, m), in the dtype of `x` (float32, float64, or what `trained_pair` reads). Differentiable.
     """
-    if trained_pair.may_look(x) and trained_pair.serves(A[2].shape[-1], C[2].shape[-1], x):
+    if trained_pair.takes(A[2].shape[-1], C[2].shape[-1], x) and trained_pair.may_look(x):
         y = trained_pair.product(A, C, x, RANGE)
         if y is not None:
             return y

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.cuda import pair as by_cuda
-from ...torch_private import has_transforms, is_captured
+from ...torch_private import are_plain, has_transforms, is_captured
 from ..constants import kept
 from ..fft import conjugate
 from ..later import Later
@@ -63,8 +63,10 @@ def takes(m: int, n: int, x: Tensor) -> bool:
 
 
 def may_look(x: Tensor) -> bool:
-    """Whether values can be read now."""
-    return not (torch.compiler.is_compiling() or is_captured(x.device.type))
+    """Whether operators can be looked at now. In deterministic mode torch refuses a GPU's `cumsum`."""
+    if torch.are_deterministic_algorithms_enabled() or is_captured(x.device.type):
+        return False
+    return are_plain((x,))
 
 
 @kept(64)
@@ -82,12 +84,14 @@ def _constants(P: Tensor, made: Tensor) -> by_cuda.Constants:
 
 
 def _plain(x: Tensor, P: Tensor, made: Tensor) -> Tensor:
+    """Leading axes are allowed: gradients under vmap have them."""
     D = growth(P.shape[-1], P.dtype, P.device)
-    (P_A, P_C), (left, right) = P, analyse(made / _divisors(P.shape[-1], P.device))
+    P_A, P_C = P.unsqueeze(-2).unbind(-3)
+    left, right = analyse(made / _divisors(P.shape[-1], P.device)).unsqueeze(-3).unbind(-4)
     scaled = x.double() * P_C
     U, S = analyse(scaled * D), analyse(scaled)
     z = synthesise(U.unsqueeze(-2) * conjugate(right)) / D
-    Q = (analyse(z[..., :-1, :]) * left[:-1]).sum(-2) + S * left[-1]
+    Q = (analyse(z[..., :-1, :]) * left[..., :-1, :]).sum(-2) + S * left[..., -1, :]
     return (P_A * (synthesise(Q) + z[..., -1, :])).to(x.dtype)
 
 
@@ -100,9 +104,7 @@ def _gradient(
     dy: Tensor, arguments: Sequence[Any], saved: Sequence[Tensor], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     x, P, made = arguments
-    (y,) = saved
-    rows = (t.contiguous().resolve_neg() for t in (x, y, dy))
-    x, y, dy = rows
+    x, y, dy = (t.contiguous().resolve_neg() for t in (x, *saved, dy))
     found, n = by_cuda.gradients(_constants(P, made), x, y if wanted[1] else None, dy), P.shape[-1]
     spectra = torch.empty_like(found.spectra, dtype=torch.complex128)
     spectra[..., order(n // 2, P.device)] = found.spectra.to(torch.complex128)

@@ -97,7 +97,7 @@ def plan(h: int) -> Plan:
 
 
 def radices(h: int) -> tuple[int, ...]:
-    """Factors of h: powers of two up to 32, and 3, 5 and 7, the largest first, a power of two last.
+    """Factors of h: 3, 5, 7 and powers of two up to 32. The largest is first, a second power of two last.
 
     >>> radices(16384), radices(1024), radices(30)
     ((32, 32, 16), (16, 8, 8), (5, 3, 2))
@@ -171,7 +171,8 @@ def gradients(K: Constants, x: Tensor, y: Tensor | None, dy: Tensor) -> Gradient
 
 def _dots(*rows: Tensor) -> Tensor:
     """For a, b, c and d the sums over all rows of a b and of c d, entry by entry: (2, n)."""
-    (b, n), device = rows[0].shape, rows[0].device
+    (b, n), device, size = rows[0].shape, rows[0].device, 2 * rows[0].itemsize
+    rows = tuple(t.clone() if t.data_ptr() % size else t for t in rows)  # numbers are read in pairs
     sums = torch.empty(2, min(b, _SHARES), n, dtype=torch.float32, device=device)
     grid = -(-n // (2 * _COLUMNS)), sums.shape[1], 2
     made = source(n // 2, rows[0].dtype, ("dots",))

@@ -88,8 +88,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return A.to(self.device), C.to(self.device)
 
     def _matmul(self, x: Tensor) -> Tensor:
-        if trained_pair.takes(m := self.out_features, self.in_features, x):
-            return trained_pair.product_of_shifts(self.G, self.H, corner_sign(m, m), x)
+        if trained_pair.takes(self.out_features, self.in_features, x):  # square: a is 1
+            return trained_pair.product_of_shifts(self.G, self.H, 1, x)
         (left, right), G, H = self._rings(), owned(self.G), owned(self.H)
         z = right.fold(right.unfold(x).unsqueeze(-2) * conjugate(right.analyse(H)))
         return left.synthesise(contract_rank(left.analyse(z), left.analyse(G)))
@@ -112,8 +112,8 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return stein_matrix((f, None), (-f, None), self.tensors["G"], self.tensors["H"], dtype)
 
     def _rmatmul(self, y: Tensor) -> Tensor:
-        if trained_pair.takes(m := self.out_features, self.in_features, y):
-            return trained_pair.product_of_shifts(self.H, self.G, -corner_sign(m, m), y)
+        if trained_pair.takes(self.out_features, self.in_features, y):
+            return trained_pair.product_of_shifts(self.H, self.G, -1, y)
         left, right = self._rings()
         z = left.fold(left.unfold(y).unsqueeze(-2) * conjugate(left.analyse(self.G)))
         return right.synthesise(contract_rank(right.analyse(z), right.analyse(self.H)))

@@ -92,13 +92,14 @@ def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
 
 
 def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices, the Krylov matrices, and what was seen of these: on the CPU, or NaN where nothing was."""
+    """The matrices, the Krylov matrices, and what was seen of these: on the CPU, or NaN where nothing could be."""
     m, wide = rings.shape[-1], _wide(rings)
     given = rings.to(wide)
     given = torch.cat((given[..., :3, :] * _balance(given), given[..., 3:, :]), -2).flatten(0, -3)
-    found = rings.new_full(_looked_at(rings), torch.nan, dtype=wide)
+    found = rings.new_zeros(_looked_at(rings), dtype=wide)
     if tridiagonal.lost(given, m) and not tridiagonal.has_values(given):
         given = given.double()
+        found.fill_(torch.nan)
     while True:
         K = cuda.krylov_columns(given, m)
         seen = Later(tridiagonal.sizes(K)) if tridiagonal.lost(given, m) else None

@@ -1,4 +1,4 @@
-"""Compiled blocks in CUDA graphs, and by NCCL under DDP, FSDP2 and activation checkpointing."""
+"""Compiled blocks in CUDA graphs, and by one process of NCCL under DDP, FSDP2 and checkpointing."""
 
 import pytest
 import torch

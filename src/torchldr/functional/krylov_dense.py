@@ -92,7 +92,7 @@ def _sides(K: Tensor, rough: bool) -> tuple[list[Tensor], ...]:
 
 
 def _kernel(rings: Tensor, dtype: torch.dtype, rough: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices, the Krylov matrices, and what was seen of these: on the CPU, or NaN if nothing could be."""
+    """The matrices, the Krylov matrices, and what was seen of these: on the CPU, or NaN if nothing was."""
     m, wide = rings.shape[-1], _wide(rings)
     given = rings.to(wide)
     given = torch.cat((given[..., :3, :] * _balance(given), given[..., 3:, :]), -2).flatten(0, -3)

@@ -48,7 +48,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
     cpu_frozen = 5.7
     cpu_training = 16.0, 128.0, 1e7
     gpu_frozen = 4.5, 4.5e9
-    gpu_training = 12.0, 1.2e11
+    gpu_training = 12.0, 1.25e11
     projection_work = 1
     compresses = True
 

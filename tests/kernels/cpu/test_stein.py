@@ -151,6 +151,14 @@ def test_factors_far_outside_of_the_range() -> None:
     hold(by_kernels(tensors), tensors)
 
 
+def test_a_small_step_beside_large_corners() -> None:
+    """A path around weighs little, and without that step very much."""
+    tensors = operands("tiny", "none", 1, 2, 2, torch.float32)
+    for weights in tensors[2:4]:
+        weights[:, 0] = 900.0
+    hold(by_kernels(tensors), tensors)
+
+
 @pytest.mark.parametrize("regime", ["near one", "around one", "growing"])
 @pytest.mark.parametrize("corners", ["of C", "both"])
 def test_larger(regime: str, corners: str) -> None:

@@ -123,15 +123,20 @@ static int NAMED(weigh)(NAMED(Scan) *s, int graded)
         return PLAIN; /* no path goes around at all */
     }
     double mu = s->is->mu = NAMED(scale)(s), under = 1 / mu, once = 1, rest = 1, most, heavy;
+    double least = fabs((double)s->a[0] * under), other = HUGE_VAL; /* of A and of C, corners too, but for zeros */
     for (int64_t i = 1; i < s->m; i++) {
         double a = (double)s->a[i] * under;
         once *= a;
         rest *= a == 0 ? 1 : fabs(a);
+        least = a != 0 && fabs(a) < least ? fabs(a) : least;
     }
     s->is->once = once;
     s->is->f = once * (double)s->a[0] * under;
-    for (int64_t j = 0; j < s->n; j++)
-        zeros += s->c[j] == 0;
+    for (int64_t j = 0; j < s->n; j++) {
+        double c = fabs((double)s->c[j] * mu);
+        zeros += c == 0;
+        other = c != 0 && c < other ? c : other;
+    }
     heavy = turns && zeros ? NAMED(windows)(s, 1) : 0;
     most = NAMED(windows)(s, 0);
     double round = fabs(s->is->f) * most;
@@ -139,6 +144,7 @@ static int NAMED(weigh)(NAMED(Scan) *s, int graded)
     if (graded) { /* paths around for ever weigh 1 / (1 - f q) for a square */
         double left = s->m == s->n ? fabs(1 - s->is->f * s->q[0]) : 1 - round;
         fits = fits && left * MOST >= 1;
+        fits = fits && round <= MOST * MOST * least * other; /* without the step whose gradient it is */
         /* zeros cancel nothing, but for the gradients of zeros themselves */
         fits = fits && (turns ? rest * (zeros ? heavy : most) : fabs(once) * most) * NAMED(growth)(s) <= GROWTH;
     }

@@ -129,7 +129,9 @@ class Multiplies(Contract):
         if self.leading:
             y = stacks.multiply(self, x, transposed=transposed)
             return y if bias is None else y + bias
-        as_it_is = self._reads(x)
+        as_it_is = self.own_dtype and (x.is_cuda or self.dtype.itemsize >= 4)
+        if x.is_cuda and x.dtype == self.dtype and not autocasts("cuda"):
+            as_it_is = as_it_is or self._reads(x)
         M = self if as_it_is else self.promoted()
         product = M._rmatmul if transposed else M._matmul
         if not as_it_is:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
-from ...core.products import autocasts
 from ...core.storage import AROUND_ONE, FLOAT, Storage
 from ...functional.reference import krylov_of_cycle_reference, rate_reference, subdiagonal_reference
 from ...functional.stein import Ring, stein_matrix
@@ -125,8 +124,7 @@ class LDRSubdiagonal(StructuredMatrix, name="ldr_sd"):
         return product(*self._sides()[::-1], y)
 
     def _reads(self, x: Tensor) -> bool:
-        narrow = x.dtype == self.dtype and not autocasts(x.device.type)
-        return narrow and trained_pair.takes(self.out_features, self.in_features, x)
+        return trained_pair.takes(self.out_features, self.in_features, x)
 
     def _materialize(self) -> Tensor:
         return self.dense_in(self.dtype)

@@ -11,7 +11,6 @@ from ...core.choice import fft_multiply_adds
 from ...core.contract import Random, Weights
 from ...core.matrix import StructuredMatrix, generators_
 from ...core.owned import owned
-from ...core.products import autocasts
 from ...functional.fft import conjugate, contract_rank
 from ...functional.reference import krylov_of_shift_reference, shift_reference
 from ...functional.ring import Ring, ring
@@ -101,8 +100,7 @@ class ToeplitzLike(StructuredMatrix, name="toeplitz_like"):
         return left, right
 
     def _reads(self, x: Tensor) -> bool:
-        narrow = x.dtype == self.dtype and not autocasts(x.device.type)
-        return narrow and trained_pair.takes(self.out_features, self.in_features, x)
+        return trained_pair.takes(self.out_features, self.in_features, x)
 
     def _materialize(self) -> Tensor:
         return self.dense_in(self.dtype)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import torchldr
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,  # gloo inside of a test process has hung beside others
     pytest.mark.skipif(not dist.is_available(), reason="torch is built without distributed"),
 ]
 on_a_gpu = [
